@@ -1,0 +1,262 @@
+"""The job file as typed, frozen models. Loads without torch; unknown keys are refused (see config_io for the sentences).
+
+Every field documents itself: its description is what the reference documentation and the error messages quote.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+
+class Section(BaseModel):
+    """Base of all sections: immutable, hashable, no unknown keys."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
+
+
+class ModelConfig(Section):
+    """What generates. `model: NAME` in a job file is short for `model: {id: NAME}`."""
+
+    id: str = Field(min_length=1, description="hub id, local folder, fsspec URL, GGUF file, or builtin:smollm2-135m")
+    revision: str | None = Field(None, description="branch, tag or commit of a hub model")
+    dtype: Literal["auto", "float64", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="auto: what the checkpoint was saved in"
+    )
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda when the worker has a GPU")
+    trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+
+
+class InputConfig(Section):
+    """Which prompts. Formats are told by name (`.parquet`, `.jsonl`) unless `format` says otherwise."""
+
+    path: tuple[str, ...] = Field(description="file, glob, folder, fsspec URL or datasets name, or a list of these")
+    format: Literal["auto", "parquet", "jsonl", "openai_batch", "datasets"] = "auto"
+    split: str = Field("train", description="split of a datasets name or saved-to-disk folder")
+    subset: str | None = Field(None, description="configuration name of a datasets name")
+    prompt_column: str | None = Field(
+        None, description="a string column or a messages column; default: the first of messages, prompt, text"
+    )
+    prompt_template: str | None = Field(None, description="Jinja template over the row's columns that makes the prompt")
+    system_prompt: str | None = Field(None, description="put before messages that have no system message")
+    chat_template: bool | None = Field(
+        None, description="render through the model's chat template; default: messages yes, a plain string no"
+    )
+    id_column: str | None = Field(None, description="unique row ids; default: file and row number")
+    limit: int | None = Field(None, ge=1, description="use only the first rows")
+    on_too_long: Literal["error", "truncate_left"] = Field(
+        "error", description="a prompt that leaves no room for one token: error row, or drop its oldest tokens"
+    )
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _one_path_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("path")
+    @classmethod
+    def _some_path(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if not value or any(not path.strip() for path in value):
+            raise ValueError("must name at least one file, got nothing")
+        return value
+
+
+OutputExtra = Literal["token_ids", "logprobs", "topk", "cdf"]
+
+
+class OutputConfig(Section):
+    """Where outputs go and what they hold."""
+
+    path: str = Field(min_length=1, description="folder or fsspec URL; one folder holds one job")
+    columns: tuple[str, ...] = Field((), description="input columns that are copied to the output")
+    extras: tuple[OutputExtra, ...] = Field(
+        ("token_ids",),
+        description="token_ids: completion_token_ids; logprobs: token_logprobs; topk: topk_token_ids and topk_logprobs "
+        "(k is sampling.logprobs); cdf: cdf_low and cdf_high (needs inverse_cdf coupling)",
+    )
+    rows_per_shard: int = Field(256, ge=1, description="input rows of one shard, the unit of commit and of retry")
+
+
+Coupling = Literal["gumbel", "inverse_cdf"]
+
+
+class SamplingConfig(Section):
+    """How a token is chosen. Part of the job's identity. temperature 0 is greedy."""
+
+    n: int = Field(1, ge=1, description="samples of each prompt")
+    temperature: float = Field(1.0, ge=0.0, le=100.0)
+    top_p: float = Field(1.0, gt=0.0, le=1.0)
+    top_k: int = Field(0, ge=0, description="0: off")
+    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    max_tokens: int = Field(256, ge=1, description="most new tokens of a sample")
+    stop: tuple[str, ...] = Field((), description="strings that end a sample; they are cut from the text")
+    stop_token_ids: tuple[int, ...] = Field((), description="token ids that end a sample, besides the model's own")
+    ignore_eos: bool = Field(False, description="go on after the model's own end token")
+    seed: int = Field(0, ge=0, lt=2**63)
+    repetition_penalty: float = Field(1.0, gt=0.0, description="over prompt and output; 1: off")
+    presence_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="over the output; 0: off")
+    frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="over the output; 0: off")
+    logprobs: int = Field(0, ge=0, le=1024, description="k of the top-k log-probabilities (output.extras: topk)")
+    coupling: Coupling = Field("gumbel", description="how noise picks a token: gumbel or inverse_cdf (needed by PTP)")
+
+    @field_validator("stop", "stop_token_ids", mode="before")
+    @classmethod
+    def _one_or_many(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str | int) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _no_empty_stop(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if any(not text for text in value):
+            raise ValueError("must hold no empty string, got ''")
+        return value
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1.0 or self.presence_penalty != 0.0 or self.frequency_penalty != 0.0
+
+
+class Windowed(Section):
+    """Parameters of every strategy that drafts: draft rows of one sequence in one step.
+
+    The window of a sequence grows while its drafts are accepted whole and shrinks when they break early; with
+    min_window = max_window it is fixed.
+    """
+
+    min_window: int = Field(1, ge=0, le=256, description="fewest draft rows of a sequence")
+    max_window: int = Field(16, ge=1, le=256, description="most draft rows of a sequence")
+    max_draft_rows: int = Field(64, ge=1, description="most draft rows of a step, over all sequences")
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Windowed:
+        if self.min_window > self.max_window:
+            raise ValueError(f"min_window must be at most max_window ({self.max_window}), got {self.min_window}")
+        return self
+
+
+class AutoregressiveConfig(Section):
+    """Plain decoding: one token per step. The reference that every other strategy must equal."""
+
+    strategy: Literal["autoregressive"] = "autoregressive"
+
+
+class JacobiConfig(Windowed):
+    """Jacobi iteration: the guesses beyond the first mismatch, re-predicted in the same pass, are the next guesses."""
+
+    strategy: Literal["jacobi"] = "jacobi"
+    init: Literal["copy", "random", "suffix"] = Field("copy", description="what fills the empty end of the window")
+
+
+class LookaheadConfig(Windowed):
+    """Lookahead decoding (Fu et al. 2024): a two-dimensional window feeds an n-gram pool, whose n-grams are verified."""
+
+    strategy: Literal["lookahead"] = "lookahead"
+    width: int = Field(5, ge=1, le=64, description="W: columns of the two-dimensional window")
+    ngram: int = Field(4, ge=2, le=16, description="N: tokens of an n-gram")
+    candidates: int = Field(5, ge=1, le=64, description="G: n-grams verified per step")
+    max_window: int = Field(64, ge=1, le=256)
+
+
+class SuffixConfig(Windowed):
+    """Suffix drafts: what followed the longest earlier match in the prompt, the own output, or finished outputs."""
+
+    strategy: Literal["suffix"] = "suffix"
+    max_match: int = Field(16, ge=1, le=64, description="longest context that is matched, in tokens")
+    use_finished: bool = Field(True, description="also match the finished outputs of this worker; false: prompt lookup")
+
+
+class RecyclingConfig(Windowed):
+    """Recycled continuations: a tree from the top candidates that earlier passes computed anyway."""
+
+    strategy: Literal["recycling"] = "recycling"
+    top_k: int = Field(8, ge=1, le=64, description="candidates kept per context")
+    context: int = Field(2, ge=1, le=4, description="longest key in tokens, with back-off to shorter ones")
+
+
+class AutoConfig(Windowed):
+    """The best of the model-free drafters, merged into one tree, under a cap on rows."""
+
+    strategy: Literal["auto"] = "auto"
+
+
+DecodingConfig = Annotated[
+    AutoregressiveConfig | JacobiConfig | LookaheadConfig | SuffixConfig | RecyclingConfig | AutoConfig,
+    Field(discriminator="strategy"),
+]
+
+
+class EngineConfig(Section):
+    """Limits of one worker's engine. They decide speed and memory, never the output."""
+
+    max_sequences: int = Field(16, ge=1, le=4096, description="samples decoded at once")
+    max_tokens_per_step: int = Field(1024, ge=1, description="rows of one forward: prompt chunks, pending and drafts")
+    kv_memory_gb: float | None = Field(None, gt=0, description="memory of the KV cache; default: by device")
+    max_context: int | None = Field(None, ge=2, description="cut the model's own context length")
+    threads: int | None = Field(None, ge=1, description="CPU threads; default: the worker's cpus")
+
+
+class ClusterConfig(Section):
+    """Where it runs."""
+
+    workers: int = Field(1, ge=1, description="model replicas, one Ray actor each")
+    cpus_per_worker: float = Field(1.0, ge=0.0)
+    gpus_per_worker: float = Field(0.0, ge=0.0)
+    address: str | None = Field(None, description="a running Ray cluster ('auto' or host:port); default: start one here")
+    max_attempts: int = Field(3, ge=1, description="attempts at a shard before its rows are given up")
+
+
+class JobConfig(Section):
+    """One offline generation job."""
+
+    model: ModelConfig
+    input: InputConfig
+    output: OutputConfig
+    sampling: SamplingConfig = SamplingConfig()
+    decoding: DecodingConfig = AutoConfig()
+    engine: EngineConfig = EngineConfig()
+    cluster: ClusterConfig = ClusterConfig()
+
+    @field_validator("model", mode="before")
+    @classmethod
+    def _model_by_name(cls, value: Any) -> Any:
+        return {"id": value} if isinstance(value, str) else value
+
+    @field_validator("input", mode="before")
+    @classmethod
+    def _input_by_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str | list | tuple) else value
+
+    @field_validator("output", mode="before")
+    @classmethod
+    def _output_by_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @field_validator("decoding", mode="before")
+    @classmethod
+    def _decoding_by_name(cls, value: Any) -> Any:
+        return {"strategy": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _extras_fit_sampling(self) -> JobConfig:
+        if "cdf" in self.output.extras and self.sampling.coupling != "inverse_cdf":
+            raise ValueError(
+                f"output.extras 'cdf' needs sampling.coupling to be inverse_cdf, got {self.sampling.coupling}"
+            )
+        if "topk" in self.output.extras and self.sampling.logprobs == 0:
+            raise ValueError("output.extras 'topk' needs sampling.logprobs to be at least 1, got 0")
+        return self
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the output, as plain JSON values; input files are added by the plan (`shards.plan`).
+
+        Left out is what only decides the speed or the place: decoding, engine, cluster, device, and the paths
+        (input files enter with their size and etag instead).
+        """
+        return {
+            "model": self.model.model_dump(mode="json", exclude={"device"}),
+            "input": self.input.model_dump(mode="json", exclude={"path"}),
+            "sampling": self.sampling.model_dump(mode="json"),
+            "output": self.output.model_dump(mode="json", exclude={"path"}),
+            "engine": {"max_context": self.engine.max_context},
+        }

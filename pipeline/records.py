@@ -1,0 +1,179 @@
+"""Messages between driver, workers and storage: frozen, small, metadata only (no prompt rows travel through Ray).
+
+`SampleRecord` is the exception that proves the rule: it lives and dies inside a worker, between the engine and the
+Parquet part that it becomes a row of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+FinishReason = Literal["stop", "length", "error"]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """A contiguous slice of one input file: rows [start_row, start_row + num_rows) of the file.
+
+    `row_groups` are the Parquet row groups that hold these rows (empty for formats without row groups), and
+    `first_row_of_groups` is the file row at which the first of them begins.
+    """
+
+    index: int
+    path: str
+    start_row: int
+    num_rows: int
+    row_groups: tuple[int, ...] = ()
+    first_row_of_groups: int = 0
+
+    def __post_init__(self) -> None:
+        assert self.num_rows > 0, self
+        assert self.start_row >= self.first_row_of_groups >= 0, self
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTask:
+    """One attempt at one shard, as sent to a worker."""
+
+    shard: Shard
+    attempt: int
+
+    @property
+    def part_name(self) -> str:
+        """Attempt-unique object name, relative to the output: a late duplicate can never overwrite a committed part."""
+        return f"data/part-{self.shard.index:05d}-{self.attempt}.parquet"
+
+
+@dataclass(frozen=True, slots=True)
+class AcceptanceStats:
+    """Counts of parallel decoding, pooled by addition. Rates are derived, never stored, never averaged.
+
+    Invariants (asserted): sum(histogram) = num_steps, sum(j * histogram[j]) = num_accepted_draft_tokens <=
+    num_draft_tokens. `completion_tokens = num_steps + num_accepted_draft_tokens`, since each step emits its accepted
+    drafts and one more token.
+
+    Worked example: three steps that drafted 4, 4, 0 tokens and accepted 2, 0, 0 give num_steps=3, num_draft_tokens=8,
+    num_accepted_draft_tokens=2, acceptance_histogram=(2, 0, 1), window_histogram=(1, 0, 0, 0, 2).
+    """
+
+    num_steps: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_draft_tokens: int = 0
+    acceptance_histogram: tuple[int, ...] = ()
+    window_histogram: tuple[int, ...] = ()
+    accepted_by_drafter: Mapping[str, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        assert sum(self.acceptance_histogram) == self.num_steps, self
+        assert sum(self.window_histogram) == self.num_steps, self
+        accepted = sum(j * count for j, count in enumerate(self.acceptance_histogram))
+        assert accepted == self.num_accepted_draft_tokens <= self.num_draft_tokens, self
+        assert sum(self.accepted_by_drafter.values()) == self.num_accepted_draft_tokens, self
+
+    def __add__(self, other: AcceptanceStats) -> AcceptanceStats:
+        by_drafter = dict(self.accepted_by_drafter)
+        for name, count in other.accepted_by_drafter.items():
+            by_drafter[name] = by_drafter.get(name, 0) + count
+        return AcceptanceStats(
+            num_steps=self.num_steps + other.num_steps,
+            num_draft_tokens=self.num_draft_tokens + other.num_draft_tokens,
+            num_accepted_draft_tokens=self.num_accepted_draft_tokens + other.num_accepted_draft_tokens,
+            acceptance_histogram=_add_histograms(self.acceptance_histogram, other.acceptance_histogram),
+            window_histogram=_add_histograms(self.window_histogram, other.window_histogram),
+            accepted_by_drafter=by_drafter,
+        )
+
+    @property
+    def completion_tokens(self) -> int:
+        return self.num_steps + self.num_accepted_draft_tokens
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per decoding step of one sequence: 1 + accepted / steps (1.0 before the first step)."""
+        return 1.0 + self.num_accepted_draft_tokens / self.num_steps if self.num_steps else 1.0
+
+    @property
+    def draft_acceptance_rate(self) -> float:
+        return self.num_accepted_draft_tokens / self.num_draft_tokens if self.num_draft_tokens else 0.0
+
+    @property
+    def mean_window(self) -> float:
+        """Draft rows per step."""
+        return self.num_draft_tokens / self.num_steps if self.num_steps else 0.0
+
+
+def _add_histograms(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
+    if len(a) < len(b):
+        a, b = b, a
+    return tuple(x + (b[i] if i < len(b) else 0) for i, x in enumerate(a))
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRecord:
+    """One output row: a sample of one prompt, or the error that took its place.
+
+    `prompt` or `messages` holds what the user gave; `passthrough` the values of `output.columns`. The optional lists
+    have one entry per completion token: `topk_*` one list of k per token, `cdf_*` the interval of the noise that
+    picks the token (inverse-CDF coupling).
+    """
+
+    id: str
+    sample_index: int
+    prompt: str | None
+    messages: tuple[Mapping[str, str], ...] | None
+    generation: str | None
+    finish_reason: FinishReason
+    error_type: str | None
+    error: str | None
+    prompt_tokens: int
+    completion_tokens: int
+    stats: AcceptanceStats
+    latency_s: float
+    passthrough: Mapping[str, Any] = field(default_factory=dict)
+    completion_token_ids: tuple[int, ...] | None = None
+    token_logprobs: tuple[float, ...] | None = None
+    topk_token_ids: tuple[tuple[int, ...], ...] | None = None
+    topk_logprobs: tuple[tuple[float, ...], ...] | None = None
+    cdf_low: tuple[float, ...] | None = None
+    cdf_high: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        assert (self.finish_reason == "error") == (self.error_type is not None), self
+        assert self.completion_tokens == self.stats.completion_tokens, self
+
+
+@dataclass(frozen=True, slots=True)
+class PartReceipt:
+    """What a worker says of a part that it has written whole. Counts rows of output (samples), not of input."""
+
+    shard_index: int
+    attempt: int
+    path: str
+    num_rows: int
+    num_failed: int
+    num_bytes: int
+    prompt_tokens: int
+    completion_tokens: int
+    stats: AcceptanceStats
+    errors: Mapping[str, int]
+    seconds: float
+    worker: str
+
+    def __post_init__(self) -> None:
+        assert 0 <= self.num_failed <= self.num_rows, self
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerProgress:
+    """A worker's counters since it started, sampled by the driver for the progress display."""
+
+    worker: str
+    state: Literal["loading", "running", "idle", "draining"]
+    rows_done: int
+    rows_failed: int
+    completion_tokens: int
+    running: int
+    waiting: int
+    stats: AcceptanceStats

@@ -1,0 +1,192 @@
+"""What a drafter is: guesses in, outcomes back.
+
+A drafter never sees logits before they are verified and never decides what is emitted, so it cannot change the output.
+It sees the committed tokens of a sequence (`DraftContext`), proposes a tree of continuations of the *pending* token
+(the last committed one), and is told afterwards what every sampled row of the step predicted (`StepOutcome`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(slots=True)
+class DraftContext:
+    """The drafter's view of one running sample. Read only for drafters.
+
+    `key` is unique among all samples that an engine ever runs; `group` is shared by the samples of one prompt. `tokens`
+    is prompt + output, so `tokens[-1]` is the pending token.
+    """
+
+    key: int
+    group: str
+    tokens: list[int]
+    prompt_length: int
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """A tree of guessed tokens below the pending token, parents before children.
+
+    `parents[i]` is the index of node i's parent in this draft, -1 for the pending token. `scores[i]` estimates the
+    probability that node i is accepted; it never exceeds its parent's. `drafters[i]` names who guessed it. Two nodes
+    with the same parent have different tokens.
+
+    Worked example, continuations `b c` (likely) and `b d` (less so) of the pending token:
+    tokens = (b, c, d), parents = (-1, 0, 0), scores = (.8, .5, .2), depths = (1, 2, 2).
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    scores: tuple[float, ...] = ()
+    drafters: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        assert len(self.tokens) == len(self.parents) == len(self.scores) == len(self.drafters), self
+        assert all(-1 <= parent < i for i, parent in enumerate(self.parents)), self
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Distance of each node from the pending token (1 for its children)."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+        return tuple(depths)
+
+
+EMPTY_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class ExtraRows:
+    """Rows of a step that are not candidates: the two-dimensional window of lookahead decoding.
+
+    Row i holds `tokens[i]` at position (position of the pending token) + `offsets[i]`, sees all committed tokens, the
+    pending token, and the extra rows that `mask_EE[i]` names (itself included), but no draft row. `sampled` lists the
+    extra rows whose predicted token the drafter wants back. Extra rows never enter the KV cache.
+    """
+
+    tokens: tuple[int, ...]
+    offsets: tuple[int, ...]
+    mask_EE: npt.NDArray[np.bool_]
+    sampled: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutcome:
+    """What one step showed about one sequence.
+
+    Row 0 is the pending token (as it was before the step), rows 1.. are the nodes of `draft` in order. `picks[r]` is
+    the token that plain decoding would emit after row r's own prefix; `emitted` is what was emitted (accepted drafts and
+    the final token, cut where the sample ended); `path` lists the rows that emitted them: path[0] = 0, path[i] = the row of
+    `emitted[i-1]`, so `emitted[i] = picks[path[i]]`.
+
+    `topk_tokens_RK` / `topk_probs_RK` are the model's best candidates after each row at temperature 1, best first
+    (None unless a drafter asks by `top_k` > 0). `extra_picks` are the tokens of `ExtraRows.sampled`.
+
+    Worked example: pending `a`, draft (b, c, d) as in `Draft`; the model continues a -> b, b -> d, d -> e. Then
+    picks[0] = b, picks[1] = d, picks[3] = e, path = (0, 1, 3), emitted = (b, d, e).
+    """
+
+    draft: Draft
+    picks: tuple[int, ...]
+    path: tuple[int, ...]
+    emitted: tuple[int, ...]
+    topk_tokens_RK: npt.NDArray[np.int64] | None = None
+    topk_probs_RK: npt.NDArray[np.float32] | None = None
+    extra_picks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """What a drafter wants in the next step of one sequence."""
+
+    draft: Draft = EMPTY_DRAFT
+    extra: ExtraRows | None = None
+
+
+EMPTY_PROPOSAL = Proposal()
+
+
+@dataclass(frozen=True, slots=True)
+class PromptOutcome:
+    """Candidates after the prompt's own rows [start, start + rows), for drafters that learn from prompts."""
+
+    start: int
+    topk_tokens_RK: npt.NDArray[np.int64]
+    topk_probs_RK: npt.NDArray[np.float32]
+
+
+class Drafter(Protocol):
+    """One way of guessing. One instance serves all sequences of an engine.
+
+    The engine calls `start` once when a sample begins to decode, then per step `propose` and `observe` (when `observe`
+    runs, `context.tokens` already ends with the emitted tokens), and `finish` once when the sample ends. Between `propose`
+    and `observe` of one sequence, other sequences' calls come.
+    """
+
+    name: str
+    top_k: int
+    """Candidates per row that `observe` needs (0: none)."""
+
+    def start(self, context: DraftContext) -> None: ...
+
+    def propose(self, context: DraftContext, max_rows: int) -> Proposal:
+        """At most `max_rows` draft nodes, best first growth; fewer where guesses are not worth a row."""
+        ...
+
+    def observe(self, context: DraftContext, outcome: StepOutcome) -> None: ...
+
+    def finish(self, context: DraftContext) -> None: ...
+
+
+@dataclass(slots=True)
+class TreeBuilder:
+    """Grows a `Draft`, merging continuations that share a prefix (a trie below the pending token).
+
+    Worked example: `insert((b, c), ..)` then `insert((b, d), ..)` gives the three nodes of the `Draft` example.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    parents: list[int] = field(default_factory=list)
+    scores: list[float] = field(default_factory=list)
+    drafters: list[str] = field(default_factory=list)
+    _children: dict[tuple[int, int], int] = field(default_factory=dict)
+
+    def child(self, parent: int, token: int) -> int | None:
+        return self._children.get((parent, token))
+
+    def add(self, parent: int, token: int, score: float, drafter: str) -> int:
+        """The node of `token` below `parent`, made if absent; an existing node keeps its first owner and best score."""
+        node = self._children.get((parent, token))
+        if node is not None:
+            self.scores[node] = max(self.scores[node], score)
+            return node
+        node = len(self.tokens)
+        self.tokens.append(token)
+        self.parents.append(parent)
+        self.scores.append(score)
+        self.drafters.append(drafter)
+        self._children[(parent, token)] = node
+        return node
+
+    def insert(self, path: tuple[int, ...], scores: tuple[float, ...], drafter: str, max_rows: int) -> None:
+        """Add a chain below the pending token as far as the tree stays within `max_rows` nodes."""
+        parent = -1
+        for token, score in zip(path, scores, strict=True):
+            if self.child(parent, token) is None and len(self.tokens) >= max_rows:
+                return
+            parent = self.add(parent, token, score, drafter)
+
+    def build(self) -> Draft:
+        return Draft(tuple(self.tokens), tuple(self.parents), tuple(self.scores), tuple(self.drafters))
