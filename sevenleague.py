@@ -1,1 +1,32 @@
-"""Public face."""
+"""The public face: `run_job` runs or resumes a job, `JobConfig` is a job, `Engine` decodes in this process without Ray.
+
+    import sevenleague
+
+    summary = sevenleague.run_job({"model": "builtin:smollm2-135m", "input": "prompts.parquet", "output": "out/mine"})
+
+Names are looked up when they are first used: importing this module imports neither torch nor Ray.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jobs.run import run_job
+    from pipeline.config import JobConfig
+    from workers.engine import Engine
+
+__all__ = ["Engine", "JobConfig", "run_job"]
+
+_HOMES = {"Engine": "workers.engine", "JobConfig": "pipeline.config", "run_job": "jobs.run"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,4 +1,4 @@
-"""The job file as typed, frozen models. Loads without torch; unknown keys are refused (see config_io for the sentences).
+"""The job file as typed, frozen models. Loads without torch; unknown keys are refused (sentences: see config_io).
 
 Every field documents itself: its description is what the reference documentation and the error messages quote.
 """
@@ -128,6 +128,11 @@ class Windowed(Section):
     max_window: int = Field(16, ge=1, le=256, description="most draft rows of a sequence")
     max_draft_rows: int = Field(64, ge=1, description="most draft rows of a step, over all sequences")
 
+    @property
+    def extra_rows(self) -> int:
+        """Rows of one sequence beside its drafts."""
+        return 0
+
     @model_validator(mode="after")
     def _ordered(self) -> Windowed:
         if self.min_window > self.max_window:
@@ -149,13 +154,18 @@ class JacobiConfig(Windowed):
 
 
 class LookaheadConfig(Windowed):
-    """Lookahead decoding (Fu et al. 2024): a two-dimensional window feeds an n-gram pool, whose n-grams are verified."""
+    """Lookahead decoding (Fu et al. 2024): a two-dimensional window feeds an n-gram pool that is verified."""
 
     strategy: Literal["lookahead"] = "lookahead"
     width: int = Field(5, ge=1, le=64, description="W: columns of the two-dimensional window")
     ngram: int = Field(4, ge=2, le=16, description="N: tokens of an n-gram")
     candidates: int = Field(5, ge=1, le=64, description="G: n-grams verified per step")
     max_window: int = Field(64, ge=1, le=256)
+
+    @property
+    def extra_rows(self) -> int:
+        """Cells of the two-dimensional window without the pending token."""
+        return (self.ngram - 1) * self.width - 1
 
 
 class SuffixConfig(Windowed):
@@ -202,7 +212,7 @@ class ClusterConfig(Section):
     workers: int = Field(1, ge=1, description="model replicas, one Ray actor each")
     cpus_per_worker: float = Field(1.0, ge=0.0)
     gpus_per_worker: float = Field(0.0, ge=0.0)
-    address: str | None = Field(None, description="a running Ray cluster ('auto' or host:port); default: start one here")
+    address: str | None = Field(None, description="a running Ray cluster (auto or host:port); default: start one here")
     max_attempts: int = Field(3, ge=1, description="attempts at a shard before its rows are given up")
 
 

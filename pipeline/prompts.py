@@ -1,0 +1,161 @@
+"""From an input row to a prompt: a column, a messages list, or a Jinja template over columns.
+
+What is wrong with a row is said in `Prompt.error`, never raised, so that it becomes an error row of the output:
+
+=======================  ==========================================================================
+``null_prompt``          no value in the prompt column
+``empty_prompt``         an empty string or an empty messages list
+``invalid_prompt``       neither a string nor a list
+``invalid_messages``     a message without a role and a string content
+``template_error``       the prompt template failed on this row, or met a null value
+``invalid_json``         the line is not a JSON object
+``unreadable_row_group`` the Parquet pages of the row are corrupt
+=======================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import jinja2
+import jinja2.meta
+from jinja2.sandbox import SandboxedEnvironment
+
+from pipeline.config import InputConfig
+from pipeline.errors import ConfigError, RowError
+from pipeline.readers import Row, read_rows
+from pipeline.records import InputFormat, Shard
+
+DEFAULT_PROMPT_COLUMNS = ("messages", "prompt", "text")
+Messages = tuple[Mapping[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """What one input row asks for. `row` is its number in its file; `uid` names it in the whole job.
+
+    Without an error exactly one of `prompt` and `messages` is given; `messages` hold the keys role and content only.
+    """
+
+    row: int
+    uid: str
+    prompt: str | None
+    messages: Messages | None
+    passthrough: Mapping[str, Any]
+    error: RowError | None
+
+
+def read_prompts(shard: Shard, config: InputConfig, columns: Sequence[str]) -> Iterator[Prompt]:
+    """The prompts of a shard, one per row, in file order; `columns` are copied to `passthrough`."""
+    wanted = dict.fromkeys([*prompt_columns(config), *id_columns(config, shard.format), *columns])
+    for row in read_rows(shard, config, list(wanted)):
+        yield _prompt(shard, config, columns, row)
+
+
+def prompt_columns(config: InputConfig) -> tuple[str, ...]:
+    """The columns that a prompt is made of; by default the first of these that is not null in a row."""
+    if config.prompt_template is not None:
+        return template_columns(config.prompt_template)
+    return DEFAULT_PROMPT_COLUMNS if config.prompt_column is None else (config.prompt_column,)
+
+
+def id_columns(config: InputConfig, kind: InputFormat) -> tuple[str, ...]:
+    """The column that row ids come from, none when they are made of file and row number."""
+    if config.id_column is not None:
+        return (config.id_column,)
+    return ("custom_id",) if kind == "openai_batch" else ()
+
+
+def uid_of(shard: Shard, config: InputConfig, row: Row) -> str:
+    """The id of a row. Rows that could not be read have no id of their own: file and row number stand in."""
+    for column in id_columns(config, shard.format):
+        if row.values.get(column) is not None:
+            return str(row.values[column])
+    return f"{shard.label}:{row.number}"
+
+
+def template_columns(template: str) -> tuple[str, ...]:
+    """The columns that a template uses, sorted. Raises ConfigError for a template that does not parse."""
+    try:
+        names = jinja2.meta.find_undeclared_variables(_environment().parse(template))
+    except jinja2.TemplateSyntaxError as error:
+        where = f"{error.message} (line {error.lineno})"
+        raise ConfigError(f"input.prompt_template must be a Jinja template, got {template!r}: {where}") from error
+    return tuple(sorted(names - set(_environment().globals)))
+
+
+def _prompt(shard: Shard, config: InputConfig, columns: Sequence[str], row: Row) -> Prompt:
+    text: str | None = None
+    messages: Messages | None = None
+    error = row.error
+    if error is None:
+        try:
+            value = _value(row.values, config)
+            text = value if isinstance(value, str) else None
+            messages = None if isinstance(value, str) else _messages(value)
+            text, messages = _with_system(text, messages, config.system_prompt)
+        except RowError as raised:
+            error = raised
+    passthrough = {column: row.values.get(column) for column in columns}
+    return Prompt(row.number, uid_of(shard, config, row), text, messages, passthrough, error)
+
+
+def _value(values: Mapping[str, Any], config: InputConfig) -> str | list[Any]:
+    """The prompt as the row gives it: a string that is not empty, or what may be a messages list."""
+    if config.prompt_template is not None:
+        value: Any = _rendered(config.prompt_template, values)
+    else:
+        given = (values.get(column) for column in prompt_columns(config))
+        value = next((value for value in given if value is not None), None)
+    if value is None:
+        raise RowError("null_prompt", f"the prompt is null in column {' / '.join(prompt_columns(config))}")
+    if not isinstance(value, str | list):
+        raise RowError("invalid_prompt", f"a prompt must be a string or a messages list, got {value!r}")
+    if not value:
+        raise RowError("empty_prompt", "the prompt is empty")
+    return value
+
+
+def _messages(value: Sequence[Any]) -> Messages:
+    for i, message in enumerate(value):
+        if not isinstance(message, Mapping):
+            raise RowError("invalid_messages", f"message {i} must have a role and a content, got {message!r}")
+        for key in ("role", "content"):
+            if not isinstance(message.get(key), str):
+                raise RowError("invalid_messages", f"{key} of message {i} must be a string, got {message.get(key)!r}")
+    return tuple({"role": message["role"], "content": message["content"]} for message in value)
+
+
+def _with_system(text: str | None, messages: Messages | None, system: str | None) -> tuple[str | None, Messages | None]:
+    """Put the system prompt first; a plain string becomes the user's message then."""
+    if system is None or (messages is not None and messages[0]["role"] == "system"):
+        return text, messages
+    rest: Messages = messages if messages is not None else ({"role": "user", "content": text or ""},)
+    return None, ({"role": "system", "content": system}, *rest)
+
+
+def _rendered(template: str, values: Mapping[str, Any]) -> str:
+    try:
+        return _compiled(template).render(values)
+    except Exception as error:  # a template can fail in any way on the values of a row
+        raise RowError("template_error", f"the prompt template failed: {error}") from error
+
+
+@functools.lru_cache(maxsize=8)
+def _compiled(template: str) -> jinja2.Template:
+    return _environment().from_string(template)
+
+
+@functools.cache
+def _environment() -> SandboxedEnvironment:
+    return SandboxedEnvironment(undefined=jinja2.StrictUndefined, finalize=_not_null, keep_trailing_newline=True)
+
+
+def _not_null(value: Any) -> Any:
+    """A null column would silently become the word None."""
+    if value is None:
+        raise jinja2.UndefinedError("a value is null")
+    return value

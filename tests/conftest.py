@@ -1,0 +1,121 @@
+"""Tiny random models on disk, one folder each, as real checkpoints are. torch is imported by the fixtures alone.
+
+Weights are drawn wide (std 0.5), so that distributions are peaked and greedy decoding neither loops at once nor ties.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+# The models are so small that threads would only wait for each other; torch reads this when it is first imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+VOCAB_SIZE = 320
+EOS_TOKEN = "<|end|>"
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] not in ['system', 'user', 'assistant'] %}"
+    "{{ raise_exception('unknown role ' + message['role']) }}{% endif %}"
+    "<|start|>{{ message['role'] }}\n{{ message['content'] }}<|end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>assistant\n{% endif %}"
+)
+CORPUS = [
+    "The quick brown fox jumps over the lazy dog. The dog sleeps; the fox runs on.",
+    "One step of seven-league boots covers seven leagues. One step of this covers several tokens.",
+    "def add(a, b):\n    return a + b\n\nassert add(1, 2) == 3\n",
+]
+
+SHAPE = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.5,
+}
+GROUPED = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+# tied and scaled embeddings at this width would make Gemma repeat its last token for ever
+GEMMA = {**GROUPED, "tie_word_embeddings": False, "sliding_window": 16, "query_pre_attn_scalar": 8}
+
+TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", GROUPED),
+    "qwen2": ("Qwen2Config", {**SHAPE, "num_key_value_heads": 2}),
+    "qwen3": ("Qwen3Config", GROUPED),
+    "mistral": ("MistralConfig", {**GROUPED, "sliding_window": 16}),
+    "gemma2": (
+        "Gemma2Config",
+        {**GEMMA, "attn_logit_softcapping": 20.0},
+    ),
+    "gemma3": (
+        "Gemma3TextConfig",
+        {**GEMMA, "num_hidden_layers": 3, "sliding_window_pattern": 3},
+    ),
+    "gpt_neox": ("GPTNeoXConfig", SHAPE),
+    "phi3": ("Phi3Config", {**SHAPE, "num_key_value_heads": 2, "pad_token_id": 0}),
+}
+"""Name -> configuration class of transformers and its arguments."""
+
+
+@pytest.fixture(scope="session")
+def tiny_tokenizer_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A byte-level BPE tokenizer of 320 tokens that reads any text back, with an end token and a chat template.
+
+    The template refuses roles other than system, user and assistant.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=VOCAB_SIZE,
+        special_tokens=[EOS_TOKEN, "<|start|>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    backend.train_from_iterator(CORPUS, trainer)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend, eos_token=EOS_TOKEN, pad_token=EOS_TOKEN)
+    tokenizer.chat_template = CHAT_TEMPLATE
+    folder = tmp_path_factory.mktemp("tokenizer")
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_model_dir(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer_dir: Path) -> Callable[[str], Path]:
+    """`tiny_model_dir("llama")` is the folder of a tiny model and its tokenizer, made once (names: `TINY_MODELS`)."""
+    made: dict[str, Path] = {}
+
+    def folder_of(name: str) -> Path:
+        if name not in made:
+            made[name] = _make_model(name, tmp_path_factory.mktemp(name), tiny_tokenizer_dir)
+        return made[name]
+
+    return folder_of
+
+
+def _make_model(name: str, folder: Path, tokenizer_dir: Path) -> Path:
+    import torch
+    import transformers
+
+    transformers.logging.disable_progress_bar()
+    class_name, arguments = TINY_MODELS[name]
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tokenizer_dir)
+    end = tokenizer.eos_token_id
+    config = getattr(transformers, class_name)(**{**arguments, "eos_token_id": end, "bos_token_id": None})
+    with torch.random.fork_rng():
+        torch.manual_seed(sum(name.encode()))
+        model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+        for parameter in model.parameters():
+            if parameter.dim() == 1:  # norms and biases start as constants; a bug that drops them must show
+                torch.nn.init.normal_(parameter, mean=float(parameter.detach().mean()), std=0.1)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

@@ -1,0 +1,128 @@
+"""Exactly once, whatever dies: the worker, then the driver, by kill -9 in the midst of a job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pyarrow.parquet as pq
+import pytest
+
+pytestmark = pytest.mark.ray
+
+MakeJob = Callable[..., Any]
+RunCli = Callable[..., subprocess.CompletedProcess[str]]
+StartCli = Callable[..., subprocess.Popen[str]]
+
+PROMPTS = [f"One step of seven-league boots, number {i}." for i in range(48)]
+SHARDS = 24
+SLOW = {
+    "output": {"rows_per_shard": 2},
+    "sampling": {"max_tokens": 100, "ignore_eos": True},
+    "decoding": {"strategy": "autoregressive"},
+    "engine": {"max_sequences": 2},
+    "cluster": {"workers": 2},
+}
+IDENTITY = ("id", "sample_index", "prompt", "generation", "completion_token_ids", "finish_reason", "seed")
+
+
+def committed(output: Path) -> dict[str, float]:
+    """Commits by name, and when they were written."""
+    return {path.name: path.stat().st_mtime for path in output.glob("_commits/*.json")}
+
+
+def wait_for_commits(output: Path, count: int, process: subprocess.Popen[str]) -> None:
+    deadline = time.monotonic() + 90
+    while len(committed(output)) < count:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline, "no commits"
+        time.sleep(0.1)
+
+
+def workers_of(process: subprocess.Popen[str]) -> list[psutil.Process]:
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if "GenerationWorker" in " ".join(child.cmdline())]
+
+
+def rows_of(output: Path) -> list[dict[str, Any]]:
+    """What readers see: the parts that the manifest names."""
+    manifest = json.loads((output / "_manifest.json").read_text())
+    rows = [row for part in manifest["parts"] for row in pq.read_table(output / part["path"]).to_pylist()]
+    return sorted(rows, key=lambda row: (row["id"], row["sample_index"]))
+
+
+def identity(rows: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
+    return [tuple(str(row[key]) for key in IDENTITY) for row in rows]
+
+
+@pytest.fixture
+def start_killable(start_cli: StartCli) -> Iterator[StartCli]:
+    """As `start_cli`, and no process of it survives the test."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(*arguments: Any) -> subprocess.Popen[str]:
+        started.append(start_cli(*arguments))
+        return started[-1]
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def test_a_job_that_is_stopped_and_killed_gives_the_data_of_an_undisturbed_one(
+    make_job: MakeJob, run_cli: RunCli, start_killable: StartCli
+) -> None:
+    calm = make_job(PROMPTS, name="calm", **SLOW)
+    assert run_cli("run", calm.file).returncode == 0
+    job = make_job(calm.file.with_suffix(".parquet"), name="disturbed", **SLOW)
+
+    after_sigterm = stop_by_sigterm(job, start_killable("run", job.file))
+    assert json.loads(run_cli("status", job.output, "--json").stdout)["state"] == "interrupted"
+    after_kill = kill_worker_then_driver(job, start_killable("run", job.file))
+    parts = {path.name for path in job.output.glob("data/*")}
+    assert run_cli("run", job.file).returncode == 0
+
+    final = committed(job.output)
+    assert len(final) == SHARDS
+    assert after_sigterm.items() < after_kill.items() < final.items(), "a committed shard was committed again"
+    written = {path.name for path in job.output.glob("data/*")} - parts
+    assert len(written) == SHARDS - len(after_kill), "a committed shard was decoded again"
+    rows = rows_of(job.output)
+    assert len({(row["id"], row["sample_index"]) for row in rows}) == len(rows) == len(PROMPTS)
+    assert identity(rows) == identity(rows_of(calm.output))
+    assert json.loads(run_cli("status", job.output, "--json").stdout)["state"] == "done"
+
+
+def stop_by_sigterm(job: Any, driver: subprocess.Popen[str]) -> dict[str, float]:
+    """What is committed when the driver has drained."""
+    wait_for_commits(job.output, 1, driver)
+    driver.send_signal(signal.SIGTERM)
+    stdout, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == 4, stderr
+    assert "Interrupted; run the same command again to resume." in stdout
+    assert "Traceback" not in stderr
+    return committed(job.output)
+
+
+def kill_worker_then_driver(job: Any, driver: subprocess.Popen[str]) -> dict[str, float]:
+    """What is committed when, after some commits, a worker and some commits later the driver was killed with -9."""
+    wait_for_commits(job.output, len(committed(job.output)) + 1, driver)
+    workers = workers_of(driver)
+    assert len(workers) == 2
+    workers[0].kill()
+    wait_for_commits(job.output, len(committed(job.output)) + 2, driver)
+    workers = workers_of(driver)
+    driver.kill()
+    driver.wait()
+    _, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive, alive  # else they might still write parts
+    return committed(job.output)

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from workers.drafters.base import DraftContext, StepOutcome
+from workers.drafters.lookahead import Levels, LookaheadDrafter, slide, window_rows
+
+_, X = -1, 99
+
+
+def test_rows_of_a_full_window() -> None:
+    """W = 3, N = 4: cells (0,1) (0,2) (1,0) (1,1) (1,2) (2,0) (2,1) (2,2); cell (0,0) is the pending row."""
+    rows = window_rows([[_, 11, 12], [20, 21, 22], [30, 31, 32]])
+    assert rows.tokens == (11, 12, 20, 21, 22, 30, 31, 32)
+    assert rows.offsets == (1, 2, 1, 2, 3, 2, 3, 4)
+    assert rows.sampled == (5, 6, 7)
+    assert rows.mask_EE.astype(int).tolist() == [
+        [1, 0, 0, 0, 0, 0, 0, 0],
+        [1, 1, 0, 0, 0, 0, 0, 0],
+        [0, 0, 1, 0, 0, 0, 0, 0],
+        [1, 0, 0, 1, 0, 0, 0, 0],
+        [1, 1, 0, 0, 1, 0, 0, 0],
+        [0, 0, 1, 0, 0, 1, 0, 0],
+        [1, 0, 0, 1, 0, 0, 1, 0],
+        [1, 1, 0, 0, 1, 0, 0, 1],
+    ]
+
+
+def test_rows_of_a_first_window() -> None:
+    """One level: a chain behind the pending token; the first sampled cell is the pending row itself."""
+    rows = window_rows([[_, 11, 12]])
+    assert rows.tokens == (11, 12)
+    assert rows.offsets == (1, 2)
+    assert rows.sampled == (0, 1)
+    assert rows.mask_EE.tolist() == [[True, False], [True, True]]
+
+
+def test_rows_of_the_smallest_windows() -> None:
+    assert len(window_rows([[_]])) == 0
+    rows = window_rows([[_], [20]])
+    assert (rows.tokens, rows.offsets, rows.sampled) == ((20,), (1,), (0,))
+    assert rows.mask_EE.tolist() == [[True]]
+
+
+@pytest.mark.parametrize(
+    ("emitted", "expected"),
+    [
+        (1, [[20, 21, 22], [30, 31, 32], [40, 41, 42]]),
+        (2, [[21, 22, X], [31, 32, X], [41, 42, X]]),
+        (3, [[22, X, X], [32, X, X], [42, X, X]]),
+        (4, [[X, X, X], [X, X, X], [X, X, X]]),  # a full match: N - 1 drafts and the bonus token, none is lost
+        (9, [[X, X, X], [X, X, X], [X, X, X]]),
+    ],
+)
+def test_a_full_window_shifts_up_and_slides(emitted: int, expected: Levels) -> None:
+    levels = [[_, 11, 12], [20, 21, 22], [30, 31, 32]]
+    assert slide(levels, [40, 41, 42], emitted, max_levels=3, fill=lambda: X) == expected
+
+
+def test_a_window_that_fills_keeps_its_levels() -> None:
+    assert slide([[_, 11, 12]], [20, 21, 22], 1, 3, lambda: X) == [[11, 12, X], [21, 22, X]]
+    assert slide([[_, 11, 12]], [20, 21, 22], 2, 3, lambda: X) == [[12, X, X], [22, X, X]]
+
+
+def test_a_window_that_was_not_run_slides_only() -> None:
+    levels = [[_, 11, 12], [20, 21, 22]]
+    assert slide(levels, [], 1, 2, lambda: X) == [[11, 12, X], [21, 22, X]]
+
+
+@pytest.mark.parametrize(("width", "ngram"), [(1, 2), (1, 4), (3, 2), (3, 4), (5, 4), (4, 6)])
+def test_slide_equals_bookkeeping_by_position(width: int, ngram: int) -> None:
+    """Brute force: cells keep their absolute position for life; a shift only lowers their level by one."""
+    generator = random.Random(width * 10 + ngram)
+    levels: Levels = [[generator.randrange(1000) for _ in range(width)]]
+    pending = 0
+    cells = {(0, column): token for column, token in enumerate(levels[0])}  # (level, position) -> token
+    for _step in range(60):
+        predicted = [generator.randrange(1000) for _ in range(width)]
+        emitted = generator.choice([1, 1, 1, 2, 3, ngram])
+        for column, token in enumerate(predicted):
+            cells[(len(levels), pending + len(levels) + column)] = token
+        if len(levels) == ngram - 1:
+            cells = {(level - 1, position): token for (level, position), token in cells.items() if level > 0}
+        levels = slide(levels, predicted, emitted, ngram - 1, lambda: X)
+        pending += emitted
+        for level, tokens in enumerate(levels):
+            for column, token in enumerate(tokens):
+                position = pending + level + column
+                if token == X:
+                    assert (level, position) not in cells or cells[(level, position)] == X
+                    cells[(level, position)] = X
+                else:
+                    assert cells[(level, position)] == token
+    assert len(levels) == ngram - 1
+
+
+def test_draft_is_the_trie_of_the_pool() -> None:
+    drafter = LookaheadDrafter(width=3, ngram=3, candidates=5)
+    context = DraftContext(0, "g", [1, 2, 3, 1, 2, 4, 1, 5, 6, 1], 9)
+    drafter.start(context)
+    draft = drafter.propose(context, 16).draft
+    assert draft.tokens == (5, 6, 2, 4, 3)  # latest first: 5 6, then 2 4 and 2 3 under one node
+    assert draft.parents == (-1, 0, -1, 2, 2)
+    assert draft.scores[0] > draft.scores[1]
+    assert draft.scores[0] > draft.scores[2] > draft.scores[3] > draft.scores[4]
+    assert drafter.propose(context, 3).draft.tokens == (5, 6, 2)
+
+
+def test_no_rows_no_window() -> None:
+    drafter = LookaheadDrafter(width=3, ngram=3, candidates=5)
+    context = DraftContext(0, "g", [1, 2, 1], 2)
+    drafter.start(context)
+    proposal = drafter.propose(context, 0)
+    assert len(proposal.draft) == 0
+    assert proposal.extra is None
+
+
+def test_columns_of_a_full_window_enter_the_pool() -> None:
+    """N = 3: after two filling steps a window column gives (pending, level 1, predicted)."""
+    drafter = LookaheadDrafter(width=2, ngram=3, candidates=2)
+    context = DraftContext(0, "g", [1, 2], 1)
+    drafter.start(context)
+    window = drafter.propose(context, 8).extra
+    assert window is not None
+    context.tokens.append(3)
+    drafter.observe(context, StepOutcome(drafter.propose(context, 8).draft, (3,), (0,), (3,), extra_picks=(21,)))
+    window = drafter.propose(context, 8).extra
+    assert window is not None
+    assert window.tokens[1] == 21  # level 1 slid by one: cell (1, 0) was predicted after cell (0, 1)
+    context.tokens.append(4)
+    drafter.observe(context, StepOutcome(drafter.propose(context, 8).draft, (4,), (0,), (4,), extra_picks=(31, 32)))
+    context.tokens.append(3)  # pending 3 again: its column was (3, 21, 31)
+    draft = drafter.propose(context, 8).draft
+    assert list(zip(draft.tokens, draft.parents, strict=True)) == [(21, -1), (31, 0)]
+
+
+def test_output_is_plain_decoding(engine: Any, model: Any) -> None:
+    prompt = [5, 6, 7, 8]
+    drafter = LookaheadDrafter(width=4, ngram=4, candidates=4)
+    decoded = engine.decode(drafter, model, prompt, max_tokens=150, max_rows=24)
+    assert decoded.tokens == engine.plain(model, prompt, 150)
+
+
+def test_window_finds_ngrams_that_the_text_does_not_hold(engine: Any) -> None:
+    """Blocks such as 20 21 22 23 whose first token alone stands in the prompt: only the window can foresee them."""
+
+    def blocks(prefix: Sequence[int]) -> int:
+        block, place = divmod(prefix[-1], 10)
+        return prefix[-1] + 1 if place < 3 else block * 2 % 11 * 10
+
+    prompt = [20, 30, 40, 50, 60, 70, 80, 90, 100, 10]
+    decoded = engine.decode(LookaheadDrafter(8, 4, 8), blocks, prompt, max_tokens=39, max_rows=24)
+    assert decoded.tokens == engine.plain(blocks, prompt, 39)
+    assert len(set(decoded.tokens)) == 39
+    assert decoded.tokens_per_step > 1.5
+
+
+def test_repetition_is_accepted_whole(engine: Any) -> None:
+    decoded = engine.decode(LookaheadDrafter(4, 4, 4), lambda prefix: len(prefix) % 7, [3, 4, 5], 140)
+    assert decoded.tokens_per_step > 3
+    full_matches = [outcome for outcome in decoded.outcomes if len(outcome.emitted) == 4]
+    assert len(full_matches) > 20
+
+
+def test_samples_of_a_prompt_share_the_pool_until_all_are_finished() -> None:
+    drafter = LookaheadDrafter(width=2, ngram=2, candidates=2)
+    first, second = DraftContext(0, "g", [1, 2, 1], 2), DraftContext(1, "g", [1, 2, 7], 2)
+    other = DraftContext(2, "h", [1, 3, 7], 2)
+    for context in (first, second, other):
+        drafter.start(context)
+    second.tokens.append(8)
+    drafter.observe(second, StepOutcome(drafter.propose(second, 4).draft, (8,), (0,), (8,)))
+    first.tokens.append(7)
+    other.tokens.append(7)
+    assert drafter.propose(first, 4).draft.tokens == (8,)
+    assert drafter.propose(other, 4).draft.tokens == ()
+    drafter.finish(second)
+    assert drafter.propose(first, 4).draft.tokens == (8,)
+    drafter.finish(first)
+    drafter.start(DraftContext(3, "g", [1, 2, 7], 2))
+    assert drafter.propose(DraftContext(3, "g", [1, 2, 7], 2), 4).draft.tokens == ()
+
+
+def test_runs_repeat_themselves() -> None:
+    windows = []
+    for _run in range(2):
+        drafter = LookaheadDrafter(width=6, ngram=3, candidates=2)
+        context = DraftContext(4, "g", list(range(50)), 49)
+        drafter.start(context)
+        windows.append(drafter.propose(context, 4).extra)
+    assert windows[0] is not None
+    assert windows[1] is not None
+    assert windows[0].tokens == windows[1].tokens
+    assert not windows[0].mask_EE.flags.writeable
+    assert np.array_equal(windows[0].mask_EE, windows[1].mask_EE)

@@ -1,0 +1,78 @@
+"""Telling a near-tie from a bug: how close was the choice between two tokens?
+
+In bf16 the logits of a row change in their last bits with the shape of the batch that it is in, so a pick can flip
+where two tokens are nearly tied. A flip that is not a near-tie is a mismatch, and a bug.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from pipeline.config import SamplingConfig
+from workers.kv_cache import KVCache
+from workers.model_loading import LoadedModel
+from workers.model_runner import ModelRunner, prompt_block
+from workers.randomness import streams
+from workers.sampling import penalize, scores
+from workers.sequence import Request
+from workers.sequence import Sequence as Sample
+
+_SHARE_OF_RANGE = 16
+"""Roundings of the largest logit that a forward may add up to; measured flips of the demo model stay below a quarter
+of it.
+"""
+
+
+def is_near_tie(
+    loaded: LoadedModel, request: Request, sample_index: int, prefix: Sequence[int], stored_token: int
+) -> bool:
+    """Whether rounding alone can explain `stored_token` after the output tokens `prefix`.
+
+    True iff its `margin` is below what 16 roundings of the largest logit come to in the model's precision.
+    """
+    logits_1V = _logits(loaded, request, prefix)
+    rounding = torch.finfo(loaded.model.dtype).eps * float(logits_1V.abs().max())
+    stream_1 = _stream(request, sample_index, len(prefix))
+    return margin(logits_1V, request.sampling, stream_1, stored_token) < _SHARE_OF_RANGE * rounding
+
+
+def margin(logits_1V: Tensor, sampling: SamplingConfig, stream_1: Tensor, stored_token: int) -> float:
+    """By how much the picked token beats `stored_token`, in units of logits (of probability for inverse-CDF coupling).
+
+    A token that top-k, top-p or min-p just dropped is judged with these limits a little wider, since rounding moves
+    tokens across them too; infinite if it is dropped even so.
+    """
+    wider = sampling.model_copy(
+        update={
+            "top_k": sampling.top_k + 1 if sampling.top_k else 0,
+            "top_p": min(1.0, sampling.top_p + 0.02),
+            "min_p": sampling.min_p * 0.9,
+        }
+    )
+    gaps = []
+    for params in (sampling, wider):
+        score_V = scores(logits_1V, params, stream_1)
+        gaps.append(float(score_V.max() - score_V[stored_token]))
+    return min(gaps)
+
+
+def _logits(loaded: LoadedModel, request: Request, prefix: Sequence[int]) -> Tensor:
+    """(Penalised) logits `[1, V]` after prompt and prefix, from one causal forward."""
+    runner = ModelRunner(loaded.model)
+    tokens = (*request.prompt_ids, *prefix)
+    slot = KVCache(runner.kv_shape, 2**62, max_slots=1).allocate(len(tokens))
+    assert slot is not None
+    logits_1V = runner.forward([prompt_block(slot, 0, tokens, sampled=True)])
+    logits_1V = logits_1V.to(torch.promote_types(logits_1V.dtype, torch.float32))
+    if not request.sampling.has_penalties:
+        return logits_1V
+    sample = Sample.create(request, 0, 0, loaded.eos_token_ids, loaded.max_context)
+    return penalize(logits_1V, request.sampling, [sample.history(prefix)])
+
+
+def _stream(request: Request, sample_index: int, token_index: int) -> Tensor:
+    sample = Sample.create(request, sample_index, 0, frozenset(), len(request.prompt_ids))
+    return streams([sample.noise], [token_index])

@@ -1,0 +1,212 @@
+"""One sample from submission to result: its tokens, its place in the cache, its text and its figures."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Literal
+
+from transformers import PreTrainedTokenizerBase
+
+from pipeline.config import SamplingConfig
+from pipeline.records import AcceptanceStats
+from workers.drafters.base import Draft, DraftContext
+from workers.kv_cache import Slot
+from workers.randomness import NoiseKey, noise_key
+from workers.sampling import RowHistory
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A prompt and what to do with it. `uid` keys the noise, so it must be the row's stable id."""
+
+    uid: str
+    prompt_ids: tuple[int, ...]
+    sampling: SamplingConfig
+
+
+@dataclass(frozen=True, slots=True)
+class SampleResult:
+    """One finished sample. `token_ids` include the token that ended it; `text` has no special tokens and no stop
+    string.
+
+    The optional lists have one entry per token id (see `SampleRecord`).
+    """
+
+    uid: str
+    sample_index: int
+    token_ids: tuple[int, ...]
+    text: str
+    finish_reason: Literal["stop", "length"]
+    stats: AcceptanceStats
+    latency_s: float
+    token_logprobs: tuple[float, ...] | None = None
+    topk_token_ids: tuple[tuple[int, ...], ...] | None = None
+    topk_logprobs: tuple[tuple[float, ...], ...] | None = None
+    cdf_low: tuple[float, ...] | None = None
+    cdf_high: tuple[float, ...] | None = None
+
+
+@dataclass(slots=True)
+class StatsCounter:
+    """The mutable form of `AcceptanceStats`, one `count` per step."""
+
+    accepted: Counter[int] = field(default_factory=Counter)
+    drafted: Counter[int] = field(default_factory=Counter)
+    by_drafter: Counter[str] = field(default_factory=Counter)
+
+    def count(self, draft: Draft, accepted_rows: Seq[int]) -> None:
+        """One step that drafted `draft` and accepted these rows (row r is node r - 1)."""
+        self.accepted[len(accepted_rows)] += 1
+        self.drafted[len(draft)] += 1
+        self.by_drafter.update(draft.drafters[row - 1] for row in accepted_rows)
+
+    def freeze(self) -> AcceptanceStats:
+        return AcceptanceStats(
+            num_steps=self.accepted.total(),
+            num_draft_tokens=sum(rows * steps for rows, steps in self.drafted.items()),
+            num_accepted_draft_tokens=sum(rows * steps for rows, steps in self.accepted.items()),
+            acceptance_histogram=_dense(self.accepted),
+            window_histogram=_dense(self.drafted),
+            accepted_by_drafter=dict(self.by_drafter),
+        )
+
+
+def _dense(counts: Counter[int]) -> tuple[int, ...]:
+    return tuple(counts[i] for i in range(max(counts, default=-1) + 1))
+
+
+@dataclass(slots=True)
+class TokenExtras:
+    """Per-token values that only some jobs ask for, in the order of the output tokens."""
+
+    logprobs: list[float] = field(default_factory=list)
+    topk_ids: list[tuple[int, ...]] = field(default_factory=list)
+    topk_logprobs: list[tuple[float, ...]] = field(default_factory=list)
+    cdf_low: list[float] = field(default_factory=list)
+    cdf_high: list[float] = field(default_factory=list)
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """State of one sample. Committed tokens are `context.tokens`; all but the last may be in the cache.
+
+    A sequence waits (no slot), is prefilled (more than one token uncached), then decodes (only the pending token
+    uncached).
+    """
+
+    request: Request
+    sample_index: int
+    context: DraftContext
+    end_ids: frozenset[int]
+    max_length: int
+    noise: NoiseKey
+    submitted_at: float
+    slot: Slot | None = None
+    started: bool = False
+    stats: StatsCounter = field(default_factory=StatsCounter)
+    extras: TokenExtras = field(default_factory=TokenExtras)
+    finish_reason: Literal["stop", "length"] | None = None
+    stopped_by: str | None = None
+
+    @classmethod
+    def create(
+        cls, request: Request, sample_index: int, key: int, end_ids: frozenset[int], max_context: int
+    ) -> Sequence:
+        sampling = request.sampling
+        return cls(
+            request,
+            sample_index,
+            DraftContext(key, request.uid, list(request.prompt_ids), len(request.prompt_ids)),
+            frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else end_ids),
+            min(max_context, len(request.prompt_ids) + sampling.max_tokens),
+            noise_key(sampling.seed, request.uid, sample_index),
+            time.monotonic(),
+        )
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.context.tokens
+
+    @property
+    def num_cached(self) -> int:
+        return 0 if self.slot is None else self.slot.used
+
+    @property
+    def num_uncached(self) -> int:
+        return len(self.tokens) - self.num_cached
+
+    @property
+    def is_decoding(self) -> bool:
+        return self.slot is not None and self.num_uncached == 1 and self.started
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens that may still be emitted."""
+        return self.max_length - len(self.tokens)
+
+    @property
+    def output_ids(self) -> list[int]:
+        return self.tokens[self.context.prompt_length :]
+
+    def history(self, path_tokens: Seq[int]) -> RowHistory:
+        """Prefix counts of a row that lies `path_tokens` beyond the committed tokens, for penalties."""
+        prompt = frozenset(self.request.prompt_ids)
+        return RowHistory(prompt, Counter(self.output_ids) + Counter(path_tokens))
+
+    def emit(self, tokens: Seq[int], tokenizer: PreTrainedTokenizerBase) -> int:
+        """Commit tokens until one of them ends the sample; returns how many were committed."""
+        assert self.finish_reason is None
+        for count, token in enumerate(tokens, start=1):
+            self.tokens.append(token)
+            if token in self.end_ids or self._meets_stop_string(tokenizer):
+                self.finish_reason = "stop"
+            elif self.num_remaining == 0:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                return count
+        return len(tokens)
+
+    def _meets_stop_string(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+        """Whether the text so far holds a stop string that the newest token completed.
+
+        Only a tail is decoded: a character takes at most four byte-level tokens, and a few tokens more keep the
+        tail's own start (a cut character, a stripped space) away from the place that is searched.
+        """
+        stops = self.request.sampling.stop
+        if not stops:
+            return False
+        tail = 4 * max(map(len, stops)) + 16
+        text = tokenizer.decode(self.output_ids[-tail:], skip_special_tokens=True)
+        if not any(stop in text for stop in stops):
+            return False
+        if len(self.output_ids) > tail:
+            text = tokenizer.decode(self.output_ids, skip_special_tokens=True)
+        found = [(text.index(stop), -len(stop), stop) for stop in stops if stop in text]
+        if not found:
+            return False
+        self.stopped_by = min(found)[2]
+        return True
+
+    def result(self, tokenizer: PreTrainedTokenizerBase, wanted: frozenset[str]) -> SampleResult:
+        assert self.finish_reason is not None
+        text = str(tokenizer.decode(self.output_ids, skip_special_tokens=True))
+        if self.stopped_by is not None:
+            text = text[: text.index(self.stopped_by)]
+        extras = self.extras
+        return SampleResult(
+            uid=self.request.uid,
+            sample_index=self.sample_index,
+            token_ids=tuple(self.output_ids),
+            text=text,
+            finish_reason=self.finish_reason,
+            stats=self.stats.freeze(),
+            latency_s=time.monotonic() - self.submitted_at,
+            token_logprobs=tuple(extras.logprobs) if "logprobs" in wanted else None,
+            topk_token_ids=tuple(extras.topk_ids) if "topk" in wanted else None,
+            topk_logprobs=tuple(extras.topk_logprobs) if "topk" in wanted else None,
+            cdf_low=tuple(extras.cdf_low) if "cdf" in wanted else None,
+            cdf_high=tuple(extras.cdf_high) if "cdf" in wanted else None,
+        )

@@ -1,0 +1,124 @@
+"""From the logits of a step to picked tokens, candidates for drafters and per-token values for the output.
+
+Shape legend: S sampled rows of a step, E rows whose picks were emitted, V vocabulary, K candidates per row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from pipeline.config import SamplingConfig
+from workers.drafters.base import Proposal
+from workers.model_runner import Block
+from workers.randomness import streams
+from workers.sampling import Picks, RowHistory, penalize, pick
+from workers.sequence import Sequence
+
+Candidates = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
+"""Ids and probabilities `[S, K]` of the model's best tokens after each row, best first."""
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedBlock:
+    """A sequence's part of the step. `proposal` is None for a prompt chunk that ends before the pending token."""
+
+    sequence: Sequence
+    block: Block
+    proposal: Proposal | None
+
+    @property
+    def tree_rows(self) -> int:
+        """Sampled rows that may emit: the pending token and the draft nodes (rows beyond only guess)."""
+        return 0 if self.proposal is None else 1 + len(self.proposal.draft)
+
+
+def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor) -> Picks:
+    """The token after every sampled row, picked with the noise of that row's own position.
+
+    Requests with different sampling parameters are picked group by group; the result does not depend on the grouping.
+    """
+    params = [item.sequence.request.sampling for item in sampled for _ in item.block.sampled]
+    wide_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
+    stream_S = _noise(sampled, logits_SV.device)
+    kinds = dict.fromkeys(params)
+    if len(kinds) == 1:
+        return pick(_penalized(sampled, wide_SV, params[0]), params[0], stream_S)
+    token_S = torch.empty(len(params), dtype=torch.int64, device=logits_SV.device)
+    bounds_2S = torch.zeros(2, len(params), dtype=torch.float64, device=logits_SV.device)
+    for kind in kinds:
+        rows = torch.tensor([i for i, one in enumerate(params) if one == kind], device=logits_SV.device)
+        members = [item for item in sampled if item.sequence.request.sampling == kind]
+        picks = pick(_penalized(members, wide_SV[rows], kind), kind, stream_S[rows])
+        token_S[rows] = picks.token_R
+        if picks.low_R is not None and picks.high_R is not None:
+            bounds_2S[0, rows], bounds_2S[1, rows] = picks.low_R, picks.high_R
+    return Picks(token_S, bounds_2S[0], bounds_2S[1])
+
+
+def _noise(sampled: Seq[PlannedBlock], device: torch.device) -> Tensor:
+    keys = [item.sequence.noise for item in sampled for _ in item.block.sampled]
+    indices = [
+        item.block.positions[row] + 1 - item.sequence.context.prompt_length
+        for item in sampled
+        for row in item.block.sampled
+    ]
+    return streams(keys, indices, device)
+
+
+def _penalized(sampled: Seq[PlannedBlock], logits_SV: Tensor, params: SamplingConfig) -> Tensor:
+    if not params.has_penalties:
+        return logits_SV
+    return penalize(logits_SV, params, [history for item in sampled for history in _histories(item)])
+
+
+def _histories(item: PlannedBlock) -> list[RowHistory]:
+    """The hypothetical prefix of each sampled row: the committed tokens and the row's own branch.
+
+    Rows beyond the tree only guess, so the committed tokens will do for them.
+    """
+    assert item.proposal is not None
+    branches: list[tuple[int, ...]] = [()]
+    for token, parent in zip(item.proposal.draft.tokens, item.proposal.draft.parents, strict=True):
+        branches.append((*branches[parent + 1], token))
+    branches += [()] * (len(item.block.sampled) - len(branches))
+    return [item.sequence.history(branch) for branch in branches]
+
+
+def top_candidates(logits_SV: Tensor, k: int) -> Candidates:
+    """The K best tokens of each row with their probabilities at temperature 1, for drafters that recycle them."""
+    wide_SV = logits_SV.float()
+    top_SK, ids_SK = wide_SV.topk(min(k, wide_SV.shape[1]), dim=-1)
+    probs_SK = (top_SK - wide_SV.logsumexp(-1, keepdim=True)).exp()
+    return ids_SK.cpu().numpy(), probs_SK.cpu().numpy()
+
+
+def record_extras(
+    emitted: Seq[tuple[Sequence, Seq[int]]], picks: Picks, logits_SV: Tensor, wanted: frozenset[str]
+) -> None:
+    """Append per-token values of the emitted rows to their sequences; log-probabilities are those of temperature 1."""
+    rows_E = torch.tensor([row for _, rows in emitted for row in rows], device=logits_SV.device)
+    owners = [sequence for sequence, rows in emitted for _ in rows]
+    if "logprobs" in wanted or "topk" in wanted:
+        logp_EV = logits_SV[rows_E].to(torch.promote_types(logits_SV.dtype, torch.float32)).log_softmax(-1)
+        for sequence, value in zip(owners, logp_EV.gather(1, picks.token_R[rows_E, None])[:, 0].tolist(), strict=True):
+            sequence.extras.logprobs.append(value)
+    if "topk" in wanted:
+        k = max(sequence.request.sampling.logprobs for sequence in owners)
+        top_EK, ids_EK = logp_EV.topk(min(k, logp_EV.shape[1]), dim=-1)
+        for sequence, ids, values in zip(owners, ids_EK.tolist(), top_EK.tolist(), strict=True):
+            own = sequence.request.sampling.logprobs
+            sequence.extras.topk_ids.append(tuple(ids[:own]))
+            sequence.extras.topk_logprobs.append(tuple(values[:own]))
+    if "cdf" in wanted:
+        assert picks.low_R is not None, "cdf needs inverse-CDF coupling"
+        assert picks.high_R is not None
+        low_E, high_E = picks.low_R[rows_E].tolist(), picks.high_R[rows_E].tolist()
+        for sequence, low, high in zip(owners, low_E, high_E, strict=True):
+            sequence.extras.cdf_low.append(low)
+            sequence.extras.cdf_high.append(high)

@@ -1,0 +1,115 @@
+"""How many guesses each sequence gets in a step.
+
+Two questions, asked in this order each step: how many rows may each drafter propose (`windows`), and which of the
+proposed nodes are taken (`select`). A policy never changes the output, only the speed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from typing import Protocol
+
+from pipeline.config import AutoConfig, Windowed
+from workers.drafters.base import Draft
+
+
+class WindowPolicy(Protocol):
+    """The seam at which windows are decided. Sequences are named by `DraftContext.key`."""
+
+    def windows(self, keys: Sequence[int], free_rows: int) -> list[int]:
+        """Most draft rows of each decoding sequence; `free_rows` bounds what the step can hold in all."""
+        ...
+
+    def select(self, drafts: Sequence[Draft], free_rows: int) -> list[Draft]:
+        """The part of each draft that is bought; with a node always its ancestors."""
+        ...
+
+    def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
+        """Outcome of one sequence's step: `num_accepted` nodes of `draft` were accepted."""
+        ...
+
+    def finish(self, key: int) -> None: ...
+
+
+def best_nodes(drafts: Sequence[Draft], rows: int) -> list[Draft]:
+    """The `rows` best nodes of all drafts by score, ancestors first.
+
+    Scores never exceed the parent's, and among equals a parent precedes its child, so every prefix of the order is a
+    set of trees. Worked example, scores (.8, .5, .2) and (.6,), rows 3: the first draft keeps two nodes, the second
+    one.
+    """
+    if sum(map(len, drafts)) <= rows:
+        return list(drafts)
+    ranked = ((-score, i, node) for i, draft in enumerate(drafts) for node, score in enumerate(draft.scores))
+    kept: list[list[int]] = [[] for _ in drafts]
+    for _, i, node in heapq.nsmallest(rows, ranked):
+        kept[i].append(node)
+    return [draft.keep(nodes) for draft, nodes in zip(drafts, kept, strict=True)]
+
+
+class AdaptiveWindow:
+    """Each sequence's own window, as in the lookahead article: grow while drafts are accepted whole, shrink when
+    they break early.
+
+    A draft is whole when its accepted path is as long as its longest branch; it broke early when nothing was
+    accepted. In between the window stays.
+    """
+
+    GROWTH = 1.5
+    SHRINKAGE = 0.75
+
+    def __init__(self, config: Windowed) -> None:
+        self._config = config
+        self._window: dict[int, float] = {}
+
+    def windows(self, keys: Sequence[int], free_rows: int) -> list[int]:
+        share = min(free_rows, self._config.max_draft_rows) // max(1, len(keys))
+        return [min(round(self._current(key)), share) for key in keys]
+
+    def select(self, drafts: Sequence[Draft], free_rows: int) -> list[Draft]:
+        return best_nodes(drafts, free_rows)
+
+    def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
+        if not len(draft):
+            return
+        window = self._current(key)
+        if num_accepted == max(draft.depths):
+            window = window * self.GROWTH + 1
+        elif num_accepted == 0:
+            window = window * self.SHRINKAGE
+        self._window[key] = min(max(window, self._config.min_window), self._config.max_window)
+
+    def finish(self, key: int) -> None:
+        self._window.pop(key, None)
+
+    def _current(self, key: int) -> float:
+        config = self._config
+        return self._window.get(key, (config.min_window + config.max_window) / 2)
+
+
+class RowCap:
+    """The best guesses of all sequences under one cap on rows: each may propose its full window, the step buys the
+    best.
+
+    The cap shrinks each sequence's share as the batch fills. The goodput controller takes this place.
+    """
+
+    def __init__(self, config: AutoConfig) -> None:
+        self._config = config
+
+    def windows(self, keys: Sequence[int], free_rows: int) -> list[int]:
+        return [min(self._config.max_window, free_rows)] * len(keys)
+
+    def select(self, drafts: Sequence[Draft], free_rows: int) -> list[Draft]:
+        return best_nodes(drafts, min(free_rows, self._config.max_draft_rows))
+
+    def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
+        pass
+
+    def finish(self, key: int) -> None:
+        pass
+
+
+def build_policy(config: Windowed) -> WindowPolicy:
+    return RowCap(config) if isinstance(config, AutoConfig) else AdaptiveWindow(config)
