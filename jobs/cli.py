@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -186,7 +187,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SevenLeagueError as error:
         _fail(str(error), ExitCode.FAILED)
     except (click.Abort, KeyboardInterrupt):
-        _fail("interrupted, run the same command again to resume", ExitCode.INTERRUPTED)
+        click.echo("sevenleague: interrupted, run the same command again to resume", err=True)
+        sys.stdout.flush()
+        # Not by sys.exit: an import of torch or ray that was cut short may crash when Python takes it down.
+        os._exit(ExitCode.INTERRUPTED)
 
 
 def _fail(sentence: str, exit_code: ExitCode) -> NoReturn:

@@ -99,7 +99,7 @@ def progress_display(console: Console) -> Iterator[ProgressCallback]:
         lines = _JsonLines(console.file)
         yield lambda progress: lines.show(meter.update(progress))
         return
-    with Live(console=console, refresh_per_second=4, transient=True) as live:
+    with Live(Text("starting the workers"), console=console, refresh_per_second=4, transient=True) as live:
         yield lambda progress: live.update(_panel(meter.update(progress)))
 
 
@@ -107,12 +107,16 @@ def progress_display(console: Console) -> Iterator[ProgressCallback]:
 class _JsonLines:
     stream: IO[str]
     next_line_at: float = 0.0
+    has_ended: bool = False
 
     def show(self, snapshot: Snapshot) -> None:
-        is_last = snapshot.shards_committed == snapshot.shards_total
-        if time.monotonic() >= self.next_line_at or is_last:
-            print(snapshot.to_json(), file=self.stream, flush=True)
-            self.next_line_at = time.monotonic() + JSON_LINE_PERIOD_S
+        """Prints a line now and then, and always one, but only one, when all is committed."""
+        is_end = snapshot.shards_committed == snapshot.shards_total
+        if self.has_ended or not (is_end or time.monotonic() >= self.next_line_at):
+            return
+        print(snapshot.to_json(), file=self.stream, flush=True)
+        self.next_line_at = time.monotonic() + JSON_LINE_PERIOD_S
+        self.has_ended = is_end
 
 
 def _panel(snapshot: Snapshot) -> Group:

@@ -6,7 +6,7 @@ import json
 
 from rich.console import Console
 
-from jobs.tables import drafter_table, group_table
+from jobs.tables import group_table, print_acceptance
 from pipeline.summary import acceptance_by, status_of
 
 
@@ -23,6 +23,6 @@ def command(output: str, as_json: bool, column: str | None) -> None:
         f"{status.state}: {status.shards_committed:,} of {status.shards_total:,} shards, "
         f"{status.rows_ok + status.rows_failed:,} of {status.rows_total:,} samples, {status.rows_failed:,} failed"
     )
-    console.print(drafter_table(status.stats))
+    print_acceptance(console, status.stats)
     if column:
         console.print(group_table(column, groups))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rich.console import Console
 from rich.table import Table
 
 from pipeline.records import AcceptanceStats
 from pipeline.summary import Figures
 
 
-def drafter_table(stats: AcceptanceStats) -> Table:
+def print_acceptance(console: Console, stats: AcceptanceStats) -> None:
     """Who made the tokens: each drafter's accepted drafts, and the one token that every step adds by itself."""
-    table = Table(title="Acceptance by drafter", title_justify="left", caption_justify="left")
+    table = Table(title="Acceptance by drafter", title_justify="left")
     table.add_column("drafter")
     for title in ("accepted tokens", "per step", "share of output"):
         table.add_column(title, justify="right")
@@ -21,11 +22,12 @@ def drafter_table(stats: AcceptanceStats) -> Table:
         per_step = count / stats.num_steps if stats.num_steps else 0.0
         share = count / stats.completion_tokens if stats.completion_tokens else 0.0
         table.add_row(name, f"{count:,}", f"{per_step:.3f}", f"{share:.1%}")
-    table.caption = (
+    console.print(table)
+    console.print(
         f"{stats.completion_tokens:,} tokens in {stats.num_steps:,} steps: {stats.mean_acceptance_length:.2f} tokens "
-        f"per step; {stats.draft_acceptance_rate:.1%} of drafts accepted; mean window {stats.mean_window:.1f}"
+        f"per step, {stats.draft_acceptance_rate:.1%} of drafts accepted, mean window {stats.mean_window:.1f}",
+        soft_wrap=True,
     )
-    return table
 
 
 def group_table(column: str, groups: Mapping[str, Figures]) -> Table:

@@ -188,6 +188,9 @@ class AutoConfig(Windowed):
     """The best of the model-free drafters, merged into one tree, under a cap on rows."""
 
     strategy: Literal["auto"] = "auto"
+    idle_rows: int | None = Field(
+        None, ge=1, description="drafts fill a step up to so many rows; default: 16 on a CPU, 128 on a GPU"
+    )
 
 
 DecodingConfig = Annotated[

@@ -99,7 +99,7 @@ class GenerationWorker:
                 state="loading" if counters is None else "running" if self._busy else "idle",
                 rows_done=self._rows_done,
                 rows_failed=self._rows_failed,
-                completion_tokens=counters.completion_tokens if counters else 0,
+                completion_tokens=counters.stats.completion_tokens if counters else 0,
                 running=counters.running if counters else 0,
                 waiting=counters.waiting if counters else 0,
                 stats=counters.stats if counters else AcceptanceStats(),

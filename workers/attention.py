@@ -80,9 +80,12 @@ class AttentionProbe:
     """
 
     shapes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    own_mask: bool = False
+    """Some layer was given a mask that the model made itself, which says something that our masks do not know."""
 
-    def note(self, layer: int, key: Tensor, value: Tensor) -> None:
+    def note(self, layer: int, key: Tensor, value: Tensor, attention_mask: Tensor | None) -> None:
         assert layer not in self.shapes, f"layer {layer} attends twice"
+        self.own_mask |= attention_mask is not None
         self.shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
 
 
@@ -106,7 +109,7 @@ def ragged_attention(
     query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
     layer = int(module.layer_idx)  # type: ignore[arg-type]
     if isinstance(step, AttentionProbe):
-        step.note(layer, key, value)
+        step.note(layer, key, value, attention_mask)
         return query_THD.new_zeros(1, *query_THD.shape), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     for slab, rows, columns in step.writes:

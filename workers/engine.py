@@ -13,7 +13,7 @@ from pipeline.config import DecodingConfig, EngineConfig, Windowed
 from pipeline.errors import RowError
 from pipeline.records import AcceptanceStats
 from workers.drafters import build_drafter
-from workers.drafters.base import EMPTY_PROPOSAL, Proposal, StepOutcome
+from workers.drafters.base import EMPTY_PROPOSAL, ExtraRows, Proposal, StepOutcome
 from workers.kv_cache import KVCache, Move, budget_bytes, commit_move
 from workers.model_loading import LoadedModel
 from workers.model_runner import ModelRunner, decode_block, prompt_block
@@ -48,7 +48,7 @@ class Engine:
         self.extras = extras
         self.runner = ModelRunner(model.model)
         self.drafter = build_drafter(decoding)
-        self.policy = build_policy(decoding) if isinstance(decoding, Windowed) else None
+        self.policy = build_policy(decoding, self.runner.device) if isinstance(decoding, Windowed) else None
         draft_rows = decoding.max_window + decoding.extra_rows if isinstance(decoding, Windowed) else 0
         cache = KVCache(self.runner.kv_shape, budget_bytes(engine, self.runner.device), engine.max_sequences)
         self.scheduler = Scheduler(cache, engine.max_sequences, engine.max_tokens_per_step, draft_rows)
@@ -148,7 +148,7 @@ class Engine:
         decoding = schedule.decoding
         if self.drafter is None or self.policy is None:
             return [EMPTY_PROPOSAL] * len(decoding)
-        windows = self.policy.windows([s.context.key for s in decoding], schedule.free_rows)
+        windows = self.policy.windows([s.context.key for s in decoding], schedule.room)
         proposals = []
         for sequence, window in zip(decoding, windows, strict=True):
             # The last token of a step is never a guess, so with one token to go there is nothing to guess.
@@ -158,9 +158,18 @@ class Engine:
                 continue
             proposal = self.drafter.propose(sequence.context, window)
             assert len(proposal.draft) <= window, (self.drafter.name, len(proposal.draft), window)
-            proposals.append(Proposal(proposal.draft.up_to_depth(useful_depth), proposal.extra))
-        drafts = self.policy.select([p.draft for p in proposals], schedule.free_rows)
+            proposals.append(
+                Proposal(proposal.draft.up_to_depth(useful_depth), self._within_context(sequence, proposal))
+            )
+        drafts = self.policy.select([p.draft for p in proposals], schedule.room)
         return [Proposal(draft, p.extra) for draft, p in zip(drafts, proposals, strict=True)]
+
+    def _within_context(self, sequence: Sequence, proposal: Proposal) -> ExtraRows | None:
+        """Extra rows, unless one lies beyond the context: there some models change the frequencies of the step."""
+        extra = proposal.extra
+        if extra is not None and sequence.num_cached + max(extra.offsets, default=0) >= self.max_context:
+            return None
+        return extra
 
     def _emit(self, sampled: list[PlannedBlock], logits_SV: Tensor) -> list[SampleResult]:
         """Pick, verify and commit every sampled block; returns the samples that ended."""

@@ -11,6 +11,7 @@ import logging
 import os
 import queue
 import threading
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -41,24 +42,23 @@ class _InFlight:
 
 @dataclass(frozen=True, slots=True)
 class EngineCounters:
-    """What an engine thread has done since it started; engines that were given up are included."""
+    """Samples that run or wait now, and the figures of all requests that were delivered."""
 
     running: int
     waiting: int
-    completion_tokens: int
     stats: AcceptanceStats
 
 
 class EngineThread:
-    """Steps one engine in a thread of its own. `make_engine` is called in that thread."""
+    """Steps one engine in a thread of its own."""
 
     def __init__(self, make_engine: Callable[[], Engine]) -> None:
         self._make_engine = make_engine
         self._engine = make_engine()
         self._inbox: queue.SimpleQueue[_InFlight | None] = queue.SimpleQueue()
         self._in_flight: dict[str, _InFlight] = {}
-        self._past_tokens = 0
-        self._past_stats = AcceptanceStats()
+        self._running_and_waiting = (0, 0)
+        self._stats = AcceptanceStats()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         self._thread.start()
 
@@ -78,13 +78,8 @@ class EngineThread:
 
     @property
     def counters(self) -> EngineCounters:
-        engine = self._engine
-        return EngineCounters(
-            running=engine.num_running,
-            waiting=engine.num_waiting + self._inbox.qsize(),
-            completion_tokens=self._past_tokens + engine.completion_tokens,
-            stats=self._past_stats + engine.stats,
-        )
+        running, waiting = self._running_and_waiting
+        return EngineCounters(running, waiting + self._inbox.qsize(), self._stats)
 
     def _run(self) -> None:
         try:
@@ -102,6 +97,7 @@ class EngineThread:
         except Exception as error:
             self._isolate(error)
         else:
+            self._running_and_waiting = (self._engine.num_running, self._engine.num_waiting)
             self._deliver(results)
 
     def _take_in(self) -> bool:
@@ -134,7 +130,7 @@ class EngineThread:
             entry.results.append(result)
             if entry.is_complete:
                 del self._in_flight[result.uid]
-                _resolve(entry.future, sorted(entry.results, key=lambda sample: sample.sample_index))
+                self._resolve(entry, sorted(entry.results, key=lambda sample: sample.sample_index))
 
     def _isolate(self, error: Exception) -> None:
         """Decodes all requests in flight again, apart from each other where they fail together."""
@@ -155,20 +151,21 @@ class EngineThread:
                     groups += [group[len(group) // 2 :], group[: len(group) // 2]]
             else:
                 for entry in group:
-                    _resolve(entry.future, [result for result in results if result.uid == entry.request.uid])
+                    self._resolve(entry, [result for result in results if result.uid == entry.request.uid])
 
     def _renew_engine(self, error: Exception) -> None:
         if isinstance(error, torch.AcceleratorError):
             raise error  # the CUDA context is lost for good: only a new process can go on
-        self._past_tokens += self._engine.completion_tokens
-        self._past_stats += self._engine.stats
+        # Memory of the old engine, held by the frames of the error too, goes before the new one takes its own.
+        traceback.clear_frames(error.__traceback__)
+        del self._engine
         self._engine = self._make_engine()
 
-
-def _resolve(future: ResultFuture, results: list[SampleResult]) -> None:
-    """Sets the result unless the caller has cancelled."""
-    if future.set_running_or_notify_cancel():
-        future.set_result(results)
+    def _resolve(self, entry: _InFlight, results: list[SampleResult]) -> None:
+        """Delivers the samples unless the caller has cancelled."""
+        if entry.future.set_running_or_notify_cancel():
+            self._stats = sum((result.stats for result in results), self._stats)
+            entry.future.set_result(results)
 
 
 def _fail(future: ResultFuture, error: Exception) -> None:

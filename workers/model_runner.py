@@ -159,6 +159,10 @@ class ModelRunner:
                 f"model.id must be a model whose {layers} layers all do softmax attention with equal key and value "
                 f"heads, got {type(self.model).__name__} with {len(probe.shapes)} such layers of {len(kinds)} kinds"
             )
+        if probe.own_mask:
+            raise ConfigError(
+                f"model.id must be a model that leaves masks to its attention function, got {type(self.model).__name__}"
+            )
         ((heads, head_size, _),) = kinds
         return KVShape(layers, heads, head_size, self.model.dtype, self.device)
 

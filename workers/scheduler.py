@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from workers.kv_cache import KVCache
 from workers.sequence import Sequence
+from workers.windows import StepRoom
 
 _GROWTH_ROOM = 64
 """New tokens that a slot has room for when a sequence is admitted."""
@@ -21,11 +22,11 @@ _GROWTH_ROOM = 64
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step: sequences that decode, (sequence, rows) of prompt chunks, and rows left for drafts."""
+    """One step: sequences that decode, (sequence, rows) of prompt chunks, and the room for drafts."""
 
     decoding: list[Sequence]
     chunks: list[tuple[Sequence, int]]
-    free_rows: int
+    room: StepRoom
 
 
 class Scheduler:
@@ -46,10 +47,10 @@ class Scheduler:
         return self.cache.fits_alone(sequence.max_length + self.draft_rows)
 
     def schedule(self) -> Schedule:
-        self._admit()
         for sequence in list(self.running):
-            if sequence.slot is not None and sequence.is_decoding:
+            if sequence.is_decoding:  # one that was sent back for an older one is not
                 self._make_room(sequence)
+        self._admit()
         decoding = [s for s in self.running if s.is_decoding]
         budget = self.max_tokens_per_step - len(decoding)
         chunks = []
@@ -58,7 +59,7 @@ class Scheduler:
                 rows = min(sequence.num_uncached, budget)
                 chunks.append((sequence, rows))
                 budget -= rows
-        return Schedule(decoding, chunks, budget)
+        return Schedule(decoding, chunks, StepRoom(self.max_tokens_per_step - budget, budget))
 
     def retire(self, sequence: Sequence) -> None:
         """A sample ended: its slot goes to a waiting sample of the same prompt (which needs no prefill), or is

@@ -8,20 +8,31 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
+
+import torch
 
 from pipeline.config import AutoConfig, Windowed
 from workers.drafters.base import Draft
 
 
+@dataclass(frozen=True, slots=True)
+class StepRoom:
+    """Rows of a step: `base_rows` are there anyway (pending tokens, prompt chunks), at most `free_rows` may be added."""
+
+    base_rows: int
+    free_rows: int
+
+
 class WindowPolicy(Protocol):
     """The seam at which windows are decided. Sequences are named by `DraftContext.key`."""
 
-    def windows(self, keys: Sequence[int], free_rows: int) -> list[int]:
-        """Most draft rows of each decoding sequence; `free_rows` bounds what the step can hold in all."""
+    def windows(self, keys: Sequence[int], room: StepRoom) -> list[int]:
+        """Most draft rows of each decoding sequence."""
         ...
 
-    def select(self, drafts: Sequence[Draft], free_rows: int) -> list[Draft]:
+    def select(self, drafts: Sequence[Draft], room: StepRoom) -> list[Draft]:
         """The part of each draft that is bought; with a node always its ancestors."""
         ...
 
@@ -63,12 +74,12 @@ class AdaptiveWindow:
         self._config = config
         self._window: dict[int, float] = {}
 
-    def windows(self, keys: Sequence[int], free_rows: int) -> list[int]:
-        share = min(free_rows, self._config.max_draft_rows) // max(1, len(keys))
+    def windows(self, keys: Sequence[int], room: StepRoom) -> list[int]:
+        share = min(room.free_rows, self._config.max_draft_rows) // max(1, len(keys))
         return [min(round(self._current(key)), share) for key in keys]
 
-    def select(self, drafts: Sequence[Draft], free_rows: int) -> list[Draft]:
-        return best_nodes(drafts, free_rows)
+    def select(self, drafts: Sequence[Draft], room: StepRoom) -> list[Draft]:
+        return best_nodes(drafts, room.free_rows)
 
     def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
         if not len(draft):
@@ -88,21 +99,26 @@ class AdaptiveWindow:
         return self._window.get(key, (config.min_window + config.max_window) / 2)
 
 
-class RowCap:
-    """The best guesses of all sequences under one cap on rows: each may propose its full window, the step buys the
-    best.
+IDLE_ROWS = {"cpu": 16, "cuda": 128}
+"""Rows of a step that cost hardly more than one, by device type, where the job does not say (`decoding.idle_rows`)."""
 
-    The cap shrinks each sequence's share as the batch fills. The goodput controller takes this place.
+
+class RowCap:
+    """The best guesses of all sequences, as many as fit into the rows that are idle anyway.
+
+    A full batch or a prompt chunk leaves none, and the step is plain decoding; a draining batch leaves more and more to
+    those that still run. The goodput controller will measure what is a constant here.
     """
 
-    def __init__(self, config: AutoConfig) -> None:
+    def __init__(self, config: AutoConfig, device: torch.device) -> None:
         self._config = config
+        self._idle_rows = config.idle_rows or IDLE_ROWS.get(device.type, IDLE_ROWS["cpu"])
 
-    def windows(self, keys: Sequence[int], free_rows: int) -> list[int]:
-        return [min(self._config.max_window, free_rows)] * len(keys)
+    def windows(self, keys: Sequence[int], room: StepRoom) -> list[int]:
+        return [min(self._config.max_window, self._rows(room))] * len(keys)
 
-    def select(self, drafts: Sequence[Draft], free_rows: int) -> list[Draft]:
-        return best_nodes(drafts, min(free_rows, self._config.max_draft_rows))
+    def select(self, drafts: Sequence[Draft], room: StepRoom) -> list[Draft]:
+        return best_nodes(drafts, self._rows(room))
 
     def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
         pass
@@ -110,6 +126,10 @@ class RowCap:
     def finish(self, key: int) -> None:
         pass
 
+    def _rows(self, room: StepRoom) -> int:
+        idle = max(0, self._idle_rows - room.base_rows)
+        return min(idle, room.free_rows, self._config.max_draft_rows)
 
-def build_policy(config: Windowed) -> WindowPolicy:
-    return RowCap(config) if isinstance(config, AutoConfig) else AdaptiveWindow(config)
+
+def build_policy(config: Windowed, device: torch.device) -> WindowPolicy:
+    return RowCap(config, device) if isinstance(config, AutoConfig) else AdaptiveWindow(config)

@@ -182,6 +182,17 @@ def test_a_corrupt_footer(make_job: MakeJob, capsys: pytest.CaptureFixture[str],
     assert said.startswith(f"input.path must name readable Parquet files, got {str(path)!r}: ")
 
 
+@pytest.mark.parametrize(
+    ("address", "reason"),
+    [("127.0.0.1:1", "[Errno 111] Connection refused"), ("here", "invalid literal for int() with base 10: 'here'")],
+)
+def test_no_cluster_at_the_address(
+    make_job: MakeJob, capsys: pytest.CaptureFixture[str], address: str, reason: str
+) -> None:
+    said = mistake(capsys, "run", make_job(["a"], cluster={"address": address}).file)
+    assert said == f"cluster.address must be auto or the host:port of a running Ray cluster, got {address!r}: {reason}"
+
+
 @pytest.mark.parametrize("command", ["status", "verify"])
 def test_no_job_at_the_output(capsys: pytest.CaptureFixture[str], tmp_path: Path, command: str) -> None:
     path = tmp_path / "nothing"

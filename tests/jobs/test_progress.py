@@ -66,11 +66,17 @@ def test_json_lines_without_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     stream = io.StringIO()
     with progress_display(Console(file=stream)) as show:
-        for seconds, rows in [(0.0, 0), (1.0, 10), (JSON_LINE_PERIOD_S, 20), (JSON_LINE_PERIOD_S + 1, 100)]:
+        for seconds, rows in [
+            (0.0, 0),
+            (1.0, 10),
+            (JSON_LINE_PERIOD_S, 20),
+            (JSON_LINE_PERIOD_S + 1, 100),
+            (100.0, 100),
+        ]:
             clock[0] = 1000.0 + seconds
             show(progress(seconds, rows, rows * 10))
     lines = [json.loads(line) for line in stream.getvalue().splitlines()]
-    assert [line["rows_done"] for line in lines] == [0, 20, 100]  # the last line is never held back
+    assert [line["rows_done"] for line in lines] == [0, 20, 100]  # the end is told at once, and once
     assert lines[-1]["event"] == "progress"
     assert lines[-1]["workers"][1] == {"worker": "worker-1", "state": "running", "running": 2, "waiting": 3}
     assert set(lines[-1]) >= {

@@ -15,14 +15,16 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from pipeline.summary import status_of
+
 pytestmark = pytest.mark.ray
 
 MakeJob = Callable[..., Any]
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
 StartCli = Callable[..., subprocess.Popen[str]]
 
-PROMPTS = [f"One step of seven-league boots, number {i}." for i in range(48)]
-SHARDS = 24
+PROMPTS = [f"One step of seven-league boots, number {i}." for i in range(40)]
+SHARDS = 20
 SLOW = {
     "output": {"rows_per_shard": 2},
     "sampling": {"max_tokens": 100, "ignore_eos": True},
@@ -79,14 +81,14 @@ def start_killable(start_cli: StartCli) -> Iterator[StartCli]:
 
 
 def test_a_job_that_is_stopped_and_killed_gives_the_data_of_an_undisturbed_one(
-    make_job: MakeJob, run_cli: RunCli, start_killable: StartCli
+    make_job: MakeJob, run_here: Callable[[Any], None], run_cli: RunCli, start_killable: StartCli
 ) -> None:
     calm = make_job(PROMPTS, name="calm", **SLOW)
-    assert run_cli("run", calm.file).returncode == 0
+    run_here(calm)
     job = make_job(calm.file.with_suffix(".parquet"), name="disturbed", **SLOW)
 
     after_sigterm = stop_by_sigterm(job, start_killable("run", job.file))
-    assert json.loads(run_cli("status", job.output, "--json").stdout)["state"] == "interrupted"
+    assert status_of(str(job.output)).state == "interrupted"
     after_kill = kill_worker_then_driver(job, start_killable("run", job.file))
     parts = {path.name for path in job.output.glob("data/*")}
     assert run_cli("run", job.file).returncode == 0
@@ -99,7 +101,7 @@ def test_a_job_that_is_stopped_and_killed_gives_the_data_of_an_undisturbed_one(
     rows = rows_of(job.output)
     assert len({(row["id"], row["sample_index"]) for row in rows}) == len(rows) == len(PROMPTS)
     assert identity(rows) == identity(rows_of(calm.output))
-    assert json.loads(run_cli("status", job.output, "--json").stdout)["state"] == "done"
+    assert status_of(str(job.output)).state == "done"
 
 
 def stop_by_sigterm(job: Any, driver: subprocess.Popen[str]) -> dict[str, float]:
@@ -126,3 +128,17 @@ def kill_worker_then_driver(job: Any, driver: subprocess.Popen[str]) -> dict[str
     _, alive = psutil.wait_procs(workers, timeout=30)
     assert not alive, alive  # else they might still write parts
     return committed(job.output)
+
+
+def test_sigterm_while_ray_starts(make_job: MakeJob, start_killable: StartCli) -> None:
+    job = make_job(PROMPTS[:2])
+    driver = start_killable("run", job.file)
+    deadline = time.monotonic() + 60
+    while "gcs_server" not in [child.name() for child in psutil.Process(driver.pid).children()]:
+        assert driver.poll() is None, driver.communicate()
+        assert time.monotonic() < deadline, "Ray does not start"
+        time.sleep(0.1)
+    driver.send_signal(signal.SIGTERM)
+    _, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == 4, stderr
+    assert stderr.splitlines()[-1] == "sevenleague: interrupted, run the same command again to resume"

@@ -13,7 +13,8 @@ import yaml
 from transformers import AutoTokenizer
 
 from jobs.cli import main
-from jobs.run import ray_session, run_job
+from jobs.ray_session import ray_session
+from jobs.run import run_job
 from pipeline.config_io import load_job
 from pipeline.schema import stats_of
 
@@ -78,6 +79,11 @@ def test_a_job_ends_with_its_output_and_figures(make_job: MakeJob, capsys: pytes
     code, shown, _ = call(capsys, "status", job.output)
     assert code == 0
     assert shown.startswith("done: 3 of 3 shards, 20 of 20 samples, 0 failed")
+
+    by = json.loads(call(capsys, "status", job.output, "--json", "--by", "sample_index")[1])["by"]
+    assert [(value, figures["rows"]) for value, figures in by.items()] == [("0", 10), ("1", 10)]
+    assert sum(figures["completion_tokens"] for figures in by.values()) == status["completion_tokens"]
+    assert "Acceptance by sample_index" in call(capsys, "status", job.output, "--by", "sample_index")[1]
 
 
 def test_the_same_job_with_another_strategy_is_the_same_data(make_job: MakeJob) -> None:

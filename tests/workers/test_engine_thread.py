@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -56,7 +58,7 @@ def test_many_callers_get_what_the_engine_alone_gives(thread: EngineThread, make
     expected = {(r.uid, r.sample_index): r.token_ids for r in make_engine().generate(asked)}
     assert [[r.sample_index for r in answer] for answer in answers] == [[0, 1]] * 12
     assert {(r.uid, r.sample_index): r.token_ids for answer in answers for r in answer} == expected
-    assert thread.counters.completion_tokens == sum(len(ids) for ids in expected.values())
+    assert thread.counters.stats.completion_tokens == sum(len(ids) for ids in expected.values())
     assert (thread.counters.running, thread.counters.waiting) == (0, 0)
 
 
@@ -73,6 +75,7 @@ def test_only_the_request_that_makes_the_model_raise_fails(
         assert caught.value.error_type == "engine_error"
     expected = [result.token_ids for result in make_engine().generate(good)]
     assert [future.result(timeout=60)[0].token_ids for future in futures] == expected
+    assert thread.counters.stats.completion_tokens == sum(len(tokens) for tokens in expected)
     after = thread.submit(Request("after", (10, 20, 30), SAMPLING)).result(timeout=60)
     assert len(after) == 1
 
@@ -92,3 +95,21 @@ def test_a_cancelled_request_leaves_the_engine(thread: EngineThread) -> None:
     again = [thread.submit(request) for request in requests(8)]
     assert [len(future.result(timeout=60)) for future in again] == [1] * 8
     assert (thread.counters.running, thread.counters.waiting) == (0, 0)
+
+
+def test_an_engine_that_cannot_be_renewed_ends_the_process(tiny_model_dir: Callable[[str], Path]) -> None:
+    code = f"""
+from pipeline.config import AutoregressiveConfig, EngineConfig, ModelConfig, SamplingConfig
+from workers.engine import Engine, Request
+from workers.engine_thread import EngineThread
+from workers.model_loading import load_model
+
+loaded = load_model(ModelConfig(id={str(tiny_model_dir("llama"))!r}, device="cpu"))
+thread = EngineThread(lambda: Engine(loaded, EngineConfig(), AutoregressiveConfig()))
+loaded.model.forward = None
+del loaded
+thread.submit(Request("r0", (10, 20), SamplingConfig())).result(timeout=60)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    assert result.returncode == 1
+    assert "the engine cannot go on, this worker ends" in result.stderr

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pipeline.config import AutoConfig, SuffixConfig
 from workers.drafters.base import EMPTY_DRAFT, Draft
-from workers.windows import AdaptiveWindow, RowCap, best_nodes, build_policy
+from workers.windows import AdaptiveWindow, RowCap, StepRoom, best_nodes, build_policy
+
+CPU = torch.device("cpu")
+
+
+def room(free_rows: int) -> StepRoom:
+    return StepRoom(base_rows=1, free_rows=free_rows)
 
 
 def chain(scores: tuple[float, ...]) -> Draft:
@@ -46,39 +53,49 @@ def test_best_nodes_keeps_trees_and_the_best_scores(some: list[Draft], rows: int
 
 def test_window_grows_on_whole_drafts_shrinks_on_early_breaks_and_stays_in_between() -> None:
     policy = AdaptiveWindow(SuffixConfig(min_window=2, max_window=12))
-    assert policy.windows([1], 100) == [7]
+    assert policy.windows([1], room(100)) == [7]
     policy.observe(1, chain((0.5,) * 4), 2)
-    assert policy.windows([1], 100) == [7]
+    assert policy.windows([1], room(100)) == [7]
     policy.observe(1, chain((0.5,) * 4), 4)
-    assert policy.windows([1], 100) == [12]  # 7 * 1.5 + 1, at most 12
+    assert policy.windows([1], room(100)) == [12]  # 7 * 1.5 + 1, at most 12
     for _ in range(20):
         policy.observe(1, chain((0.5,) * 4), 0)
-    assert policy.windows([1], 100) == [2]
+    assert policy.windows([1], room(100)) == [2]
     policy.observe(1, EMPTY_DRAFT, 0)
-    assert policy.windows([1, 2], 100) == [2, 7]
+    assert policy.windows([1, 2], room(100)) == [2, 7]
 
 
 def test_a_finished_sequence_is_forgotten() -> None:
     policy = AdaptiveWindow(SuffixConfig(min_window=2, max_window=12))
     policy.observe(1, chain((0.5,)), 0)
     policy.finish(1)
-    assert policy.windows([1], 100) == [7]
+    assert policy.windows([1], room(100)) == [7]
 
 
 def test_a_full_batch_shares_the_rows() -> None:
     policy = AdaptiveWindow(SuffixConfig(min_window=4, max_window=4, max_draft_rows=64))
-    assert policy.windows([1, 2, 3], 6) == [2, 2, 2]
-    assert policy.windows([1, 2, 3], 2) == [0, 0, 0]
-    assert policy.windows(list(range(32)), 1000) == [2] * 32
+    assert policy.windows([1, 2, 3], room(6)) == [2, 2, 2]
+    assert policy.windows([1, 2, 3], room(2)) == [0, 0, 0]
+    assert policy.windows(list(range(32)), room(1000)) == [2] * 32
 
 
 def test_row_cap_buys_the_best_of_all_sequences() -> None:
-    policy = RowCap(AutoConfig(max_window=8, max_draft_rows=3))
-    assert policy.windows([1, 2], 100) == [8, 8]
-    kept = policy.select([chain((0.9, 0.8, 0.7)), chain((0.1, 0.05))], 100)
+    policy = RowCap(AutoConfig(max_window=8, idle_rows=5), CPU)
+    small = StepRoom(base_rows=2, free_rows=100)
+    assert policy.windows([1, 2], small) == [3, 3]
+    kept = policy.select([chain((0.9, 0.8, 0.7)), chain((0.1, 0.05))], small)
     assert [len(draft) for draft in kept] == [3, 0]
 
 
+def test_a_full_batch_or_a_prompt_chunk_leaves_no_rows() -> None:
+    policy = RowCap(AutoConfig(), CPU)
+    assert policy.windows([1], StepRoom(base_rows=1, free_rows=1000)) == [15]
+    assert policy.windows([1], StepRoom(base_rows=200, free_rows=800)) == [0]
+    keys = list(range(16))
+    assert policy.windows(keys, StepRoom(base_rows=16, free_rows=1000)) == [0] * 16
+    assert policy.select([chain((0.9,))], StepRoom(base_rows=16, free_rows=1000)) == [EMPTY_DRAFT]
+
+
 def test_auto_gets_the_row_cap_all_others_their_own_windows() -> None:
-    assert isinstance(build_policy(AutoConfig()), RowCap)
-    assert isinstance(build_policy(SuffixConfig()), AdaptiveWindow)
+    assert isinstance(build_policy(AutoConfig(), CPU), RowCap)
+    assert isinstance(build_policy(SuffixConfig(), CPU), AdaptiveWindow)

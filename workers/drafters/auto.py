@@ -4,19 +4,26 @@ from __future__ import annotations
 
 from workers.drafters.base import DraftContext, Proposal, StepOutcome
 from workers.drafters.continuation_table import Context
-from workers.drafters.growth import MIN_SCORE, Candidate, grade, grow
+from workers.drafters.growth import MIN_CLAIM, Buckets, Candidate, grade, grow
 from workers.drafters.recycling import RecyclingPredictor
-from workers.drafters.suffix import Matches, SuffixPredictor
+from workers.drafters.suffix import Matches, SuffixPredictor, trust
+
+_TOP_K = 8
+_CONTEXT = 3
+_MAX_MATCH = 16
+_MAX_LENGTH = 8  # longer matches are calibrated together
 
 _State = tuple[Matches, Context]
 
 
-class _Both:
-    """Both predictors walk together, so that either can go on where the other has led."""
+class _Blend:
+    """Both predictors walk together, so that either goes on where the other has led, and a token that both expect gets
+    the probability of both. The longer the suffix match, the more weight it has."""
 
     def __init__(self, suffix: SuffixPredictor, recycling: RecyclingPredictor) -> None:
         self._suffix = suffix
         self._recycling = recycling
+        self._buckets = Buckets()
 
     def root(self, context: DraftContext, end: int) -> _State:
         return self._suffix.root(context, end), self._recycling.root(context, end)
@@ -25,32 +32,43 @@ class _Both:
         return self._suffix.advance(state[0], token), self._recycling.advance(state[1], token)
 
     def candidates(self, state: _State) -> list[Candidate]:
-        return self._suffix.candidates(state[0]) + self._recycling.candidates(state[1])
+        """Each token under the name of the predictor that contributes more to its probability."""
+        matched, length = self._suffix.probabilities(state[0])
+        recycled, key_length = self._recycling.probabilities(state[1])
+        weight = trust(length)
+        by_suffix = self._buckets.of(self._suffix.name, min(length, _MAX_LENGTH), key_length)
+        by_recycling = self._buckets.of(self._recycling.name, min(length, _MAX_LENGTH), key_length)
+        candidates = []
+        for token in matched | recycled:
+            suffix_part = weight * matched.get(token, 0.0)
+            recycling_part = (1 - weight) * recycled.get(token, 0.0)
+            claimed = suffix_part + recycling_part
+            if claimed > MIN_CLAIM:
+                buckets = by_suffix if suffix_part > recycling_part else by_recycling
+                candidates.append(Candidate(token, claimed, buckets[int(claimed * 4)]))
+        return candidates
 
 
 class AutoDrafter:
-    """Calibrated scores make the claims of the two comparable; each node is named after the one that claimed it
-    higher.
-    """
+    """Suffix and recycling, blended."""
 
     name = "auto"
+    top_k = _TOP_K
 
-    def __init__(self, top_k: int = 8, context: int = 2, max_match: int = 16) -> None:
-        self.top_k = top_k
-        self._suffix = SuffixPredictor(max_match, use_finished=True)
-        self._recycling = RecyclingPredictor(top_k, context)
-        self._both = _Both(self._suffix, self._recycling)
+    def __init__(self) -> None:
+        self._suffix = SuffixPredictor(_MAX_MATCH, use_finished=True)
+        self._recycling = RecyclingPredictor(_TOP_K, _CONTEXT)
+        self._blend = _Blend(self._suffix, self._recycling)
 
     def start(self, context: DraftContext) -> None:
         self._suffix.start(context)
 
     def propose(self, context: DraftContext, max_rows: int) -> Proposal:
-        return Proposal(grow(self._both, self._both.root(context, len(context.tokens)), max_rows, MIN_SCORE))
+        return Proposal(grow(self._blend, self._blend.root(context, len(context.tokens)), max_rows))
 
     def observe(self, context: DraftContext, outcome: StepOutcome) -> None:
-        before = len(context.tokens) - len(outcome.emitted)
-        root = self._both.root(context, before)
-        grade(self._both, root, outcome.emitted)
+        root = self._blend.root(context, len(context.tokens) - len(outcome.emitted))
+        grade(self._blend, root, outcome.emitted)
         self._suffix.extend(context, outcome.emitted)
         self._recycling.learn(root[1], outcome)
 

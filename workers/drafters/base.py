@@ -135,15 +135,6 @@ class Proposal:
 EMPTY_PROPOSAL = Proposal()
 
 
-@dataclass(frozen=True, slots=True)
-class PromptOutcome:
-    """Candidates after the prompt's own rows [start, start + rows), for drafters that learn from prompts."""
-
-    start: int
-    topk_tokens_RK: npt.NDArray[np.int64]
-    topk_probs_RK: npt.NDArray[np.float32]
-
-
 class Drafter(Protocol):
     """One way of guessing. One instance serves all sequences of an engine.
 

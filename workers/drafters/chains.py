@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from workers.drafters.base import Draft, DraftContext, StepOutcome
-from workers.drafters.growth import Bucket
+from workers.drafters.growth import Buckets, Candidate
 
-_PRIOR = 0.3  # acceptance of a first guess, before any was seen
+_CLAIM = 0.3  # of a first guess; calibration does the rest
 _DEEPEST = 16  # deeper nodes share a bucket
 _LAST_RANK = 3  # so do further siblings
 
@@ -26,27 +26,27 @@ class AcceptanceByDepth:
 
     def __init__(self, drafter: str) -> None:
         self._drafter = drafter
-        self._buckets: dict[tuple[int, int], Bucket] = {}
+        self._buckets = Buckets()
 
     def scored(self, draft: Draft) -> Draft:
         """The same tree with estimated scores: the product of the acceptance rates along the path."""
         scores: list[float] = []
-        for parent, bucket in zip(draft.parents, self._buckets_of(draft), strict=True):
-            scores.append(bucket.scale * (scores[parent] if parent >= 0 else 1.0))
+        for parent, candidate in zip(draft.parents, self._candidates(draft), strict=True):
+            scores.append(candidate.probability * (scores[parent] if parent >= 0 else 1.0))
         return replace(draft, scores=tuple(scores))
 
     def record(self, outcome: StepOutcome) -> None:
         """Grade the nodes below the emitted path: only there it is known what would have been accepted."""
-        draft, path = outcome.draft, set(outcome.path)
-        for token, parent, bucket in zip(draft.tokens, draft.parents, self._buckets_of(draft), strict=True):
+        path = set(outcome.path)
+        for parent, candidate in zip(outcome.draft.parents, self._candidates(outcome.draft), strict=True):
             if parent + 1 in path:
-                bucket.record(1.0, token == outcome.picks[parent + 1])
+                candidate.bucket.record(candidate.claimed, candidate.token == outcome.picks[parent + 1])
 
-    def _buckets_of(self, draft: Draft) -> Iterator[Bucket]:
+    def _candidates(self, draft: Draft) -> Iterator[Candidate]:
+        """The nodes of a draft as claims that depend on depth and rank alone."""
         siblings: dict[int, int] = {}
-        for parent, depth in zip(draft.parents, draft.depths, strict=True):
+        for token, parent, depth in zip(draft.tokens, draft.parents, draft.depths, strict=True):
             rank = siblings[parent] = siblings.get(parent, -1) + 1
-            key = (min(depth, _DEEPEST), min(rank, _LAST_RANK))
-            if key not in self._buckets:
-                self._buckets[key] = Bucket(self._drafter, _PRIOR / (1 + rank))
-            yield self._buckets[key]
+            claimed = _CLAIM / (1 + rank)
+            buckets = self._buckets.of(self._drafter, min(depth, _DEEPEST), min(rank, _LAST_RANK))
+            yield Candidate(token, claimed, buckets[int(claimed * 4)])

@@ -28,6 +28,9 @@ class ContinuationTable:
     def __len__(self) -> int:
         return len(self._slots)
 
+    def __contains__(self, context: Context) -> bool:
+        return context in self._slots
+
     def store(
         self, contexts: Sequence[Context], tokens_RK: npt.NDArray[np.int64], probs_RK: npt.NDArray[np.float32]
     ) -> None:

@@ -14,8 +14,9 @@ from typing import NamedTuple, Protocol, TypeVar
 
 from workers.drafters.base import Draft, TreeBuilder
 
-MIN_SCORE = 0.005  # a row that is accepted less often than this is not worth proposing
-_PRIOR_WEIGHT = 4.0  # a bucket's prior counts as much as this many expected hits
+_MIN_SCORE = 0.0005  # a row that is accepted less often than this is not worth proposing
+MIN_CLAIM = 0.005
+_PRIOR_WEIGHT = 4.0  # a claim is believed until this many expected hits have shown how far it comes true
 _MEMORY = 1000.0  # expected hits after which old outcomes begin to fade
 
 
@@ -23,18 +24,14 @@ _MEMORY = 1000.0  # expected hits after which old outcomes begin to fade
 class Bucket:
     """Candidates of one kind (drafter, match length, ..): how many came true against how many were claimed to.
 
-    `scale` corrects a claimed probability to an observed one. Worked example with prior 1: 40 candidates claimed at 0.5
-    of which 8 came true give scale = (8 + 4) / (20 + 4) = 0.5, so the next claim of 0.5 scores 0.25.
+    `scale` corrects a claimed probability to an observed one. Worked example: 40 candidates claimed at 0.5, of which 8
+    came true, give scale = (8 + 4) / (20 + 4) = 0.5, so the next claim of 0.5 scores 0.25.
     """
 
     drafter: str
-    prior: float = 1.0
     hits: float = 0.0
     expected: float = 0.0
-    scale: float = 0.0
-
-    def __post_init__(self) -> None:
-        self._rescale()
+    scale: float = 1.0
 
     def record(self, claimed: float, hit: bool) -> None:
         self.expected += claimed
@@ -42,10 +39,24 @@ class Bucket:
         if self.expected > _MEMORY:
             self.expected /= 2
             self.hits /= 2
-        self._rescale()
+        self.scale = (self.hits + _PRIOR_WEIGHT) / (self.expected + _PRIOR_WEIGHT)
 
-    def _rescale(self) -> None:
-        self.scale = (self.hits + _PRIOR_WEIGHT * self.prior) / (self.expected + _PRIOR_WEIGHT)
+
+class Buckets:
+    """Buckets by drafter and kind, made when first asked for: one for each quarter of the claimed probability.
+
+    The bucket of a claim is `buckets.of(drafter, *kind)[int(claimed * 4)]` (a claim of exactly 1 has its own).
+    """
+
+    def __init__(self) -> None:
+        self._buckets: dict[tuple[str | int, ...], list[Bucket]] = {}
+
+    def of(self, drafter: str, *kind: int) -> list[Bucket]:
+        key: tuple[str | int, ...] = (drafter, *kind)
+        buckets = self._buckets.get(key)
+        if buckets is None:
+            buckets = self._buckets[key] = [Bucket(drafter) for _ in range(5)]
+        return buckets
 
 
 class Candidate(NamedTuple):
@@ -67,7 +78,8 @@ class Predictor(Protocol[State]):
     """Guesses the next token from a state that is a function of the tokens so far."""
 
     def candidates(self, state: State) -> Sequence[Candidate]:
-        """Possible next tokens. A token may occur twice with claims of different origin: the higher one counts."""
+        """Possible next tokens, each once. What is claimed below `MIN_CLAIM` is better left out: it costs more time
+        than it wins."""
         ...
 
     def advance(self, state: State, token: int) -> State:
@@ -75,7 +87,7 @@ class Predictor(Protocol[State]):
         ...
 
 
-def grow(predictor: Predictor[State], root: State, max_rows: int, min_score: float) -> Draft:
+def grow(predictor: Predictor[State], root: State, max_rows: int, min_score: float = _MIN_SCORE) -> Draft:
     """The `max_rows` best continuations of the root as a tree, best first, none that scores below `min_score`.
 
     A node's score is the product of the probabilities along its path, so parents come before children and scores never
@@ -83,7 +95,7 @@ def grow(predictor: Predictor[State], root: State, max_rows: int, min_score: flo
     """
     tree = TreeBuilder()
     states: list[State] = []
-    heap: list[tuple[float, int, int, int, str]] = []  # (-score, order, parent, token, drafter): ties by order of arrival
+    heap: list[tuple[float, int, int, int, str]] = []  # (-score, arrival, parent, token, drafter)
     arrivals = 0
     parent, state, score = -1, root, 1.0
     while len(tree.tokens) < max_rows:
@@ -92,8 +104,6 @@ def grow(predictor: Predictor[State], root: State, max_rows: int, min_score: flo
             if child_score >= min_score:
                 heapq.heappush(heap, (-child_score, arrivals, parent, candidate.token, candidate.bucket.drafter))
                 arrivals += 1
-        while heap and tree.child(heap[0][2], heap[0][3]) is not None:
-            heapq.heappop(heap)  # the same token was claimed with a higher score
         if not heap:
             break
         negative, _, grandparent, token, drafter = heapq.heappop(heap)

@@ -7,13 +7,13 @@ token + l + j, and sees the committed context, cells (0, 0..j) and cells (1..l, 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache, partial
 
 import numpy as np
 
 from workers.drafters.base import DraftContext, ExtraRows, Proposal, StepOutcome, TreeBuilder
 from workers.drafters.chains import AcceptanceByDepth, random_of
+from workers.drafters.groups import PerGroup
 from workers.drafters.ngram_pool import NgramPool
 
 Levels = list[list[int]]
@@ -75,14 +75,6 @@ def slide(levels: Levels, predicted: list[int], emitted: int, max_levels: int, f
     return [level[shift:] + [fill() for _ in range(min(shift, width))] for level in grown]
 
 
-@dataclass(slots=True)
-class _Group:
-    """What the samples of one prompt share."""
-
-    pool: NgramPool
-    running: int = 0
-
-
 class LookaheadDrafter:
     """W columns, n-grams of N tokens, at most G candidates per step. Samples of one prompt share the pool."""
 
@@ -92,17 +84,13 @@ class LookaheadDrafter:
     def __init__(self, width: int, ngram: int, candidates: int) -> None:
         self._width = width
         self._ngram = ngram
-        self._candidates = candidates
         self._windows: dict[int, Levels] = {}
-        self._groups: dict[str, _Group] = {}
+        self._pools = PerGroup(lambda: NgramPool(ngram, candidates))
         self._acceptance = AcceptanceByDepth(self.name)
 
     def start(self, context: DraftContext) -> None:
-        group = self._groups.get(context.group)
-        if group is None:
-            group = self._groups[context.group] = _Group(NgramPool(self._ngram, self._candidates))
-            group.pool.add_text(context.tokens)
-        group.running += 1
+        if self._pools.enter(context.group):
+            self._pools[context.group].add_text(context.tokens)
         generator = random_of(context)
         self._windows[context.key] = [[generator.choice(context.tokens) for _ in range(self._width)]]
 
@@ -111,7 +99,7 @@ class LookaheadDrafter:
         if max_rows == 0:
             return Proposal()
         tree = TreeBuilder()
-        for continuation in self._groups[context.group].pool.continuations(context.tokens[-1]):
+        for continuation in self._pools[context.group].continuations(context.tokens[-1]):
             tree.insert(continuation, (0.0,) * len(continuation), self.name, max_rows)
         draft = self._acceptance.scored(tree.build())
         window = window_rows(self._windows[context.key])
@@ -119,7 +107,7 @@ class LookaheadDrafter:
 
     def observe(self, context: DraftContext, outcome: StepOutcome) -> None:
         self._acceptance.record(outcome)
-        pool = self._groups[context.group].pool
+        pool = self._pools[context.group]
         levels = self._windows[context.key]
         emitted = len(outcome.emitted)
         levels[0][0] = context.tokens[-emitted - 1]
@@ -138,7 +126,4 @@ class LookaheadDrafter:
 
     def finish(self, context: DraftContext) -> None:
         del self._windows[context.key]
-        group = self._groups[context.group]
-        group.running -= 1
-        if group.running == 0:
-            del self._groups[context.group]
+        self._pools.leave(context.group)

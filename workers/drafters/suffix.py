@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from workers.drafters.base import DraftContext, Proposal, StepOutcome
-from workers.drafters.growth import MIN_SCORE, Bucket, Candidate, grade, grow
+from workers.drafters.groups import PerGroup
+from workers.drafters.growth import MIN_CLAIM, Buckets, Candidate, grade, grow
 from workers.drafters.suffix_index import Match, SuffixIndex
 
 _FINISHED_TOKENS = 1 << 17  # of finished outputs that are remembered: some 40 MB
 _MAX_LENGTH = 12  # longer matches are calibrated together
-_LENGTH_WEIGHT = 2.0  # a match that is one token longer weighs this much more
 
 Matches = list[Match]
 
 
-@dataclass(slots=True)
-class _Group:
-    """What the samples of one prompt share."""
-
-    index: SuffixIndex = field(default_factory=SuffixIndex)
-    running: int = 0
+def trust(length: int) -> float:
+    """How far a match of this length is believed before any outcome: one token says little, ten say much."""
+    return length / (length + 4.0)
 
 
 class SuffixPredictor:
@@ -31,30 +27,24 @@ class SuffixPredictor:
     a second one.
     """
 
+    name = "suffix"
+
     def __init__(self, max_match: int, use_finished: bool) -> None:
         self._max_match = max_match
-        self._groups: dict[str, _Group] = {}
+        self._groups = PerGroup(SuffixIndex)
         self._finished = SuffixIndex(key_lengths=(2,), max_tokens=_FINISHED_TOKENS) if use_finished else None
-        self._buckets: dict[tuple[int, int], Bucket] = {}
+        self._buckets = Buckets()
 
     def start(self, context: DraftContext) -> None:
         """The first sample of a group brings the prompt to the index, the others only what they have beyond it."""
-        group = self._groups.get(context.group)
-        if group is None:
-            group = self._groups[context.group] = _Group()
-            group.index.add(context.key, context.tokens)
-        else:
-            group.index.add(context.key, context.tokens, first=context.prompt_length)
-        group.running += 1
+        first = 0 if self._groups.enter(context.group) else context.prompt_length
+        self._groups[context.group].add(context.key, context.tokens, first)
 
     def extend(self, context: DraftContext, tokens: Sequence[int]) -> None:
-        self._groups[context.group].index.extend(context.key, tokens)
+        self._groups[context.group].extend(context.key, tokens)
 
     def finish(self, context: DraftContext) -> None:
-        group = self._groups[context.group]
-        group.running -= 1
-        if group.running == 0:
-            del self._groups[context.group]
+        self._groups.leave(context.group)
         if self._finished is not None:
             start = max(0, context.prompt_length - self._max_match)
             self._finished.add(context.key, context.tokens[start:], first=context.prompt_length - start)
@@ -65,19 +55,23 @@ class SuffixPredictor:
     def advance(self, state: Matches, token: int) -> Matches:
         return [after for match in state if match.token == token and (after := match.after()) is not None]
 
-    def candidates(self, state: Matches) -> list[Candidate]:
-        votes: dict[int, list[float]] = {}  # token -> [weight, longest match, matches]
-        total = 0.0
+    def probabilities(self, state: Matches) -> tuple[dict[int, float], int]:
+        """Each match votes for the token that followed it, with a weight that doubles with every token of its length.
+        Also the length of the longest match (0: no match, no probabilities)."""
+        longest = max((match.length for match in state), default=0)
+        votes: dict[int, float] = {}
         for match in state:
-            weight = _LENGTH_WEIGHT ** match.length
-            total += weight
-            vote = votes.setdefault(match.token, [0.0, 0, 0])
-            vote[0] += weight
-            vote[1] = max(vote[1], match.length)
-            vote[2] += 1
+            votes[match.token] = votes.get(match.token, 0.0) + 2.0 ** (match.length - longest)
+        total = sum(votes.values())
+        return {token: vote / total for token, vote in votes.items()}, longest
+
+    def candidates(self, state: Matches) -> list[Candidate]:
+        probabilities, longest = self.probabilities(state)
+        buckets = self._buckets.of(self.name, min(longest, _MAX_LENGTH), min(len(state), 3))
         return [
-            Candidate(token, weight / total, self._bucket(int(length), int(count)))
-            for token, (weight, length, count) in votes.items()
+            Candidate(token, claimed, buckets[int(claimed * 4)])
+            for token, p in probabilities.items()
+            if (claimed := p * trust(longest)) > MIN_CLAIM
         ]
 
     def continuation(self, context: DraftContext, guesses: list[int], count: int) -> list[int]:
@@ -92,23 +86,16 @@ class SuffixPredictor:
         return chain
 
     def _matches(self, group: str, tokens: Sequence[int], end: int, own: int | None) -> Matches:
-        matches = self._groups[group].index.matches(tokens, end, self._max_match, own)
+        matches = self._groups[group].matches(tokens, end, self._max_match, own)
         if self._finished is not None:
             matches += self._finished.matches(tokens, end, self._max_match)
         return matches
-
-    def _bucket(self, length: int, count: int) -> Bucket:
-        key = (min(length, _MAX_LENGTH), min(count, 3))
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._buckets[key] = Bucket("suffix", prior=length / (length + 2.0))
-        return bucket
 
 
 class SuffixDrafter:
     """The suffix predictor alone."""
 
-    name = "suffix"
+    name = SuffixPredictor.name
     top_k = 0
 
     def __init__(self, max_match: int, use_finished: bool) -> None:
@@ -118,7 +105,7 @@ class SuffixDrafter:
         self._predictor.start(context)
 
     def propose(self, context: DraftContext, max_rows: int) -> Proposal:
-        return Proposal(grow(self._predictor, self._predictor.root(context, len(context.tokens)), max_rows, MIN_SCORE))
+        return Proposal(grow(self._predictor, self._predictor.root(context, len(context.tokens)), max_rows))
 
     def observe(self, context: DraftContext, outcome: StepOutcome) -> None:
         before = len(context.tokens) - len(outcome.emitted)

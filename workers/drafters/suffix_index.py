@@ -87,9 +87,7 @@ class SuffixIndex:
         document = self._documents.pop(name)
         self._num_tokens -= len(document)
         keys = {
-            tuple(document[end - length : end])
-            for length in self._key_lengths
-            for end in range(length, len(document))
+            tuple(document[end - length : end]) for length in self._key_lengths for end in range(length, len(document))
         }
         for key in keys & self._places.keys():
             places = [place for place in self._places[key] if place[0] != name]

@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from workers.drafters.suffix_index import SuffixIndex
@@ -101,6 +101,7 @@ def test_one_document_beyond_the_bound_stays_until_the_next_comes() -> None:
     assert (len(index), index.num_documents) == (2, 1)
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 2), min_size=1, max_size=60), st.integers(1, 6))
 def test_matches_agree_with_a_search_by_brute_force(tokens: list[int], max_length: int) -> None:
     index = SuffixIndex(max_positions=100)

@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from workers.drafters.auto import AutoDrafter
+from workers.drafters.base import EMPTY_DRAFT, DraftContext, StepOutcome
+
+
+def observed(drafter: AutoDrafter, context: DraftContext, token: int, top: list[int]) -> None:
+    """A step without a draft that emits `token`, with candidates `top` (filled up to eight) after the pending row."""
+    top = [*top, *range(900, 908)][:8]
+    probs = np.array([[0.6 * 0.5**i for i in range(8)]], np.float32)
+    context.tokens.append(token)
+    drafter.observe(context, StepOutcome(EMPTY_DRAFT, (token,), (0,), (token,), np.array([top]), probs))
+
+
+def started(key: int, tokens: list[int], drafter: AutoDrafter) -> DraftContext:
+    context = DraftContext(key, f"g{key}", tokens, len(tokens) - 1)
+    drafter.start(context)
+    return context
+
+
+def test_each_node_is_named_after_its_true_origin() -> None:
+    """The prompt says 3 after 1 2; candidates of an earlier row say 50, 51 after the single token 2."""
+    drafter = AutoDrafter()
+    first = started(0, [7, 2], drafter)
+    observed(drafter, first, 50, [50, 51])
+    context = started(1, [0, 1, 2, 3, 4, 0, 1, 2], drafter)
+    draft = drafter.propose(context, 16).draft
+    origin = {
+        token: name
+        for token, parent, name in zip(draft.tokens, draft.parents, draft.drafters, strict=True)
+        if parent < 0
+    }
+    assert origin[3] == "suffix"
+    assert origin[50] == origin[51] == "recycling"
+
+
+def test_agreement_counts_more_than_either_alone() -> None:
+    def score(prompt_says: int, rows_say: int) -> float:
+        drafter = AutoDrafter()
+        observed(drafter, started(0, [7, 2], drafter), rows_say, [rows_say])
+        context = started(1, [0, 1, 2, prompt_says, 4, 0, 1, 2], drafter)
+        draft = drafter.propose(context, 16).draft
+        return {t: s for t, s, p in zip(draft.tokens, draft.scores, draft.parents, strict=True) if p < 0}[3]
+
+    assert score(3, 3) > score(3, 50)
+    assert score(3, 3) > score(60, 3)
+
+
+def test_one_goes_on_where_the_other_has_led() -> None:
+    """The suffix match ends at 5, whose candidates are known from an earlier row."""
+    drafter = AutoDrafter()
+    observed(drafter, started(0, [7, 5], drafter), 60, [60])
+    first = started(1, [30, 31, 5], drafter)
+    drafter.finish(first)
+    context = started(2, [1, 2, 5, 9, 1, 2], drafter)
+    draft = drafter.propose(context, 16).draft
+    five = draft.tokens.index(5)
+    names = {(t, p): name for t, p, name in zip(draft.tokens, draft.parents, draft.drafters, strict=True)}
+    assert names[(5, -1)] == "suffix"
+    assert names[(60, five)] == "recycling"
+
+
+def test_output_is_plain_decoding(engine: Any, model: Any) -> None:
+    drafter = AutoDrafter()
+    for key in range(3):
+        prompt = [5, 6, 7, 8 + key]
+        decoded = engine.decode(drafter, model, prompt, max_tokens=150, key=key, group=f"g{key}")
+        assert decoded.tokens == engine.plain(model, prompt, 150)
+
+
+def test_repetition_is_accepted_in_long_strides(engine: Any) -> None:
+    decoded = engine.decode(AutoDrafter(), lambda prefix: len(prefix) % 7, [3, 4, 5], 200)
+    assert decoded.tokens_per_step > 4
+
+
+def test_scores_become_probabilities(engine: Any) -> None:
+    """Over a long chaotic text, nodes are accepted about as often as their scores say."""
+
+    def model(prefix: Any) -> int:
+        value = 0
+        for token in prefix[-3:]:
+            value = (value * 31 + token + 7) % 1009
+        return value % 11
+
+    decoded = engine.decode(AutoDrafter(), model, [1, 2, 3], 3000)
+    late = decoded.outcomes[len(decoded.outcomes) // 2 :]
+    expected = sum(sum(outcome.draft.scores) for outcome in late)
+    accepted = sum(len(outcome.path) - 1 for outcome in late)
+    assert 0.6 < accepted / expected < 1.6
+
+
+def test_runs_repeat_themselves(engine: Any, model: Any) -> None:
+    first, second = (engine.decode(AutoDrafter(), model, [5, 6, 7], 80) for _ in range(2))
+    assert first.drafts == second.drafts
