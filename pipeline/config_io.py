@@ -49,8 +49,12 @@ def load_job(path: str, overrides: Sequence[str] = ()) -> JobConfig:
 
 
 def parse_job(data: Mapping[str, Any], overrides: Sequence[str] = ()) -> JobConfig:
-    """The job of plain data. An override `a.b=c` replaces the value at `a.b`; `c` is YAML. Raises ConfigError."""
+    """The job of plain data. An override `a.b=c` replaces the value at `a.b`; `c` is YAML. Raises ConfigError.
+
+    An override of `decoding.strategy` by another strategy drops the parameters that the data has for the old one.
+    """
     merged = _copied(data)
+    _switch_strategy(merged, overrides)
     for override in overrides:
         _apply(merged, override)
     try:
@@ -85,6 +89,14 @@ def _apply(data: dict[str, Any], override: str) -> None:
         section[name] = inner if isinstance(inner, dict) else {}
         section = section[name]
     section[names[-1]] = value
+
+
+def _switch_strategy(data: dict[str, Any], overrides: Sequence[str]) -> None:
+    pairs = [override.partition("=") for override in overrides]
+    chosen = [text for key, _, text in pairs if key == "decoding.strategy"]
+    decoding = data.get("decoding")
+    if chosen and isinstance(decoding, dict) and decoding.get("strategy") != chosen[-1]:
+        data["decoding"] = {}
 
 
 def _sentence(error: ErrorDetails) -> str:

@@ -19,7 +19,7 @@ from workers.drafters.base import Draft
 
 @dataclass(frozen=True, slots=True)
 class StepRoom:
-    """Rows of a step: `base_rows` are there anyway (pending tokens, prompt chunks), at most `free_rows` may be added."""
+    """Rows of a step: `base_rows` are there anyway (pending tokens, prompt chunks), `free_rows` may be added."""
 
     base_rows: int
     free_rows: int

@@ -85,6 +85,13 @@ def test_mistakes_are_told_in_one_sentence(sections: dict[str, Any], sentence: s
     assert str(raised.value) == sentence
 
 
+def test_another_strategy_drops_the_parameters_of_the_old_one() -> None:
+    data = {**BASE, "decoding": {"strategy": "lookahead", "width": 7, "max_window": 30}}
+    job = parse_job(data, ["decoding.max_window=9", "decoding.strategy=suffix", "decoding.max_match=4"])
+    assert job.decoding == SuffixConfig(max_window=9, max_match=4)
+    assert parse_job(data, ["decoding.strategy=lookahead"]).decoding == LookaheadConfig(width=7, max_window=30)
+
+
 def test_a_missing_section_is_told() -> None:
     with pytest.raises(ConfigError, match=r"^input must be given$"):
         parse_job({"model": "m", "output": "o"})
