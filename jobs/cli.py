@@ -171,8 +171,23 @@ def shadowed_package() -> str | None:
     return None
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Entry point. Mistakes become one sentence on stderr, never a traceback."""
+def entry() -> NoReturn:
+    """The console script: `main`, and then the end of the process without taking Python down.
+
+    Threads of Arrow and Ray may still hold Python objects, and one that lets go of them while Python ends aborts the
+    process (seen in one `status` of thirty): the exit code would be 134 after the work was done.
+    """
+    try:
+        main()
+    except SystemExit as ending:
+        code = ending.code
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else ExitCode.DONE if code is None else ExitCode.FAILED)
+
+
+def main(arguments: Sequence[str] | None = None) -> NoReturn:
+    """Run one command. Mistakes become one sentence on stderr, never a traceback. Ends by SystemExit."""
     problem = shadowed_package()
     if problem is not None:
         _fail(problem, ExitCode.USER_ERROR)
@@ -188,9 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _fail(str(error), ExitCode.FAILED)
     except (click.Abort, KeyboardInterrupt):
         click.echo("sevenleague: interrupted, run the same command again to resume", err=True)
-        sys.stdout.flush()
-        # Not by sys.exit: an import of torch or ray that was cut short may crash when Python takes it down.
-        os._exit(ExitCode.INTERRUPTED)
+        sys.exit(ExitCode.INTERRUPTED)
 
 
 def _fail(sentence: str, exit_code: ExitCode) -> NoReturn:

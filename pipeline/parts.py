@@ -81,5 +81,7 @@ def _encode(
 def read_part_rows(path: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Rows of a part (all columns when none are named), streamed."""
     with storage.open_input(path) as source:
-        for batch in pq.ParquetFile(source).iter_batches(_ROWS_PER_BATCH, columns=list(columns) or None):
+        file = pq.ParquetFile(source)
+        # No threads: one that still holds the Python file when Python ends aborts the process.
+        for batch in file.iter_batches(_ROWS_PER_BATCH, columns=list(columns) or None, use_threads=False):
             yield from batch.to_pylist()

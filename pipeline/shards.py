@@ -89,7 +89,9 @@ def write_plan(path: str, plan: Plan) -> bool:
 
 def read_plan(path: str) -> Plan:
     """The plan that `write_plan` wrote. Raises FileNotFoundError."""
-    table = pq.read_table(io.BytesIO(storage.read_bytes(path)))
+    # No threads (`pq.read_table` starts some in any case): one that still holds a Python object when Python ends
+    # aborts the process.
+    table = pq.ParquetFile(io.BytesIO(storage.read_bytes(path))).read(use_threads=False)
     metadata = table.schema.metadata
     shards = tuple(_shard(row) for row in table.to_pylist())
     files = tuple(InputFile(**file) for file in json.loads(metadata[b"files"]))

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
-COMMAND = (sys.executable, "-c", "from jobs.cli import main; main()")
+COMMAND = (sys.executable, "-c", "from jobs.cli import entry; entry()")
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,11 @@ def slide(levels: Levels, predicted: list[int], emitted: int, max_levels: int, f
 
 
 class LookaheadDrafter:
-    """W columns, n-grams of N tokens, at most G candidates per step. Samples of one prompt share the pool."""
+    """W columns, n-grams of N tokens, at most G candidates per step.
+
+    Samples of one prompt share a pool. Where it knows fewer than G continuations, a pool of all prompts' outputs helps
+    out, whose size the vocabulary bounds.
+    """
 
     name = "lookahead"
     top_k = 0
@@ -85,7 +89,9 @@ class LookaheadDrafter:
         self._width = width
         self._ngram = ngram
         self._windows: dict[int, Levels] = {}
+        self._candidates = candidates
         self._pools = PerGroup(lambda: NgramPool(ngram, candidates))
+        self._common = NgramPool(ngram, candidates)
         self._acceptance = AcceptanceByDepth(self.name)
 
     def start(self, context: DraftContext) -> None:
@@ -95,12 +101,20 @@ class LookaheadDrafter:
         self._windows[context.key] = [[generator.choice(context.tokens) for _ in range(self._width)]]
 
     def propose(self, context: DraftContext, max_rows: int) -> Proposal:
-        """Candidates as a trie, latest first, and the window's rows beside them (none when no row is allowed)."""
+        """Candidates as a trie, latest first, and the window's rows beside them (none when no row is allowed).
+
+        The trie has at most G * (N - 1) nodes. What merged and missing candidates leave of them goes to longer
+        candidates, continued by the pool's n-grams of their last token.
+        """
         if max_rows == 0:
             return Proposal()
+        max_rows = min(max_rows, self._candidates * (self._ngram - 1))
         tree = TreeBuilder()
-        for continuation in self._pools[context.group].continuations(context.tokens[-1]):
-            tree.insert(continuation, (0.0,) * len(continuation), self.name, max_rows)
+        paths = self._continuations(context, context.tokens[-1])
+        while paths and len(tree.tokens) < max_rows:
+            for path in paths:
+                tree.insert(path, (0.0,) * len(path), self.name, max_rows)
+            paths = [path + more[0] for path in paths if (more := self._continuations(context, path[-1]))]
         draft = self._acceptance.scored(tree.build())
         window = window_rows(self._windows[context.key])
         return Proposal(draft, window if len(window) else None)
@@ -119,7 +133,10 @@ class LookaheadDrafter:
         if predicted and len(levels) == self._ngram - 1:
             for ngram in zip(*levels, predicted, strict=True):
                 pool.add(ngram)
-        pool.add_text(context.tokens[-(emitted + self._ngram - 1) :])
+                self._common.add(ngram)
+        text = context.tokens[-(emitted + self._ngram - 1) :]
+        pool.add_text(text)
+        self._common.add_text(text)
         generator = random_of(context)
         fill = partial(generator.choice, context.tokens)
         self._windows[context.key] = slide(levels, predicted, emitted, self._ngram - 1, fill)
@@ -127,3 +144,9 @@ class LookaheadDrafter:
     def finish(self, context: DraftContext) -> None:
         del self._windows[context.key]
         self._pools.leave(context.group)
+
+    def _continuations(self, context: DraftContext, token: int) -> list[tuple[int, ...]]:
+        """At most G continuations of a token, those of the sample's own prompt first."""
+        own = self._pools[context.group].continuations(token)
+        common = self._common.continuations(token)
+        return list(dict.fromkeys(own + common))[: self._candidates]
