@@ -7,7 +7,9 @@ INSTALLED := .venv/.installed
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint infra/constraints.txt
 OLD_PYTHON := make install needs Python 3.11 or newer; name one with PYTHON=..
 
-.PHONY: install demo test lint clean
+SPEC_BENCH ?= ../shared/data/spec_bench.parquet
+
+.PHONY: install demo test lint trials clean
 
 install: $(INSTALLED)
 
@@ -31,6 +33,11 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# Slow: about an hour on two cores. Delete out/trials to start anew, else finished jobs are not redone.
+trials: install
+	infra/trials/acceptance.sh $(SPEC_BENCH) out/trials/acceptance
+	infra/trials/spec_bench.sh $(SPEC_BENCH) out/trials/spec_bench
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

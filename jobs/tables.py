@@ -14,7 +14,7 @@ from pipeline.summary import Figures
 def print_acceptance(console: Console, stats: AcceptanceStats) -> None:
     """Who made the tokens: each drafter's accepted drafts, and the one token that every step adds by itself."""
     table = Table(title="Acceptance by drafter", title_justify="left")
-    table.add_column("drafter")
+    table.add_column("drafter", no_wrap=True)
     for title in ("accepted tokens", "per step", "share of output"):
         table.add_column(title, justify="right")
     by_count = sorted(stats.accepted_by_drafter.items(), key=lambda item: (-item[1], item[0]))
@@ -33,7 +33,7 @@ def print_acceptance(console: Console, stats: AcceptanceStats) -> None:
 def group_table(column: str, groups: Mapping[str, Figures]) -> Table:
     """Acceptance figures for each value of an output column."""
     table = Table(title=f"Acceptance by {column}", title_justify="left")
-    table.add_column(column)
+    table.add_column(column, no_wrap=True)
     for title in ("rows", "failed", "tokens", "steps", "tokens per step", "drafts accepted", "mean window"):
         table.add_column(title, justify="right")
     for value, figures in groups.items():

@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Tokens per step of each strategy on 48 Spec-Bench prompts (8 a task), greedy, one sequence at a time.
-# usage: acceptance.sh SPEC_BENCH.parquet OUTPUT_FOLDER
+# usage: acceptance.sh SPEC_BENCH.parquet OUTPUT_FOLDER [STRATEGY ..]
 set -euo pipefail
 spec=$1 out=$2
+shift 2
+chosen=${*:-lookahead suffix recycling auto}
 here=$(dirname "$0")
 bin=$here/../../.venv/bin
 mkdir -p "$out"
@@ -19,9 +21,14 @@ print(f"{name:22} rows {status['rows']['ok']:3}  tokens per step {status['mean_a
 PYTHON
 }
 
-run lookahead "{strategy: lookahead, width: 5, ngram: 4, candidates: 5, min_window: 15, max_window: 15}"
-run suffix "{strategy: suffix}"
-run recycling "{strategy: recycling, min_window: 15, max_window: 15}"
-run auto "{strategy: auto}"
-"$bin/sevenleague" status "$out/auto" --by task
-"$bin/python" "$here/check_metrics.py" "$out"/lookahead "$out"/suffix "$out"/recycling "$out"/auto
+declare -A decoding=(
+    [lookahead]="{strategy: lookahead, width: 5, ngram: 4, candidates: 5, min_window: 15, max_window: 15}"
+    [suffix]="{strategy: suffix}"
+    [recycling]="{strategy: recycling, min_window: 15, max_window: 15}"
+    [auto]="{strategy: auto}"
+)
+for name in $chosen; do
+    run "$name" "${decoding[$name]}"
+    "$bin/sevenleague" status "$out/$name" --by task
+    "$bin/python" "$here/check_metrics.py" "$out/$name"
+done

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# All 480 prompts of Spec-Bench, 64 new tokens, strategy auto, two workers, greedy and at temperature 0.7; then 32 samples of each are
-# decoded again, one at a time without drafts. usage: spec_bench.sh SPEC_BENCH.parquet OUTPUT_FOLDER
+# All 480 prompts of Spec-Bench, 64 new tokens, strategy auto, two workers, greedy and at temperature 0.7; then 32 samples
+# of each are decoded again, one at a time without drafts.
+# usage: spec_bench.sh SPEC_BENCH.parquet OUTPUT_FOLDER
 set -euo pipefail
 spec=$1 out=$2
 here=$(dirname "$0")
