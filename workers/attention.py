@@ -11,7 +11,7 @@ Backend: `scaled_dot_product_attention`, on any device. The query heads of a key
 rows, so keys and values are never repeated. Models with logit softcapping use the same layout in plain operations.
 
 Shape legend: T rows of the step, H query heads, K key/value heads, G = H/K, D head size, S slots of a slab, C columns,
-R rows of a block (padded to the longest of its group), B blocks of a group.
+R rows of a block (padded to the longest of its group), B blocks of a group, N rows of a group without padding.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ ATTENTION_NAME = "sevenleague"
 class BlockGroup:
     """Blocks of one slab that are attended to in one call: slots [first_slot, first_slot + B) of the slab.
 
-    `row_BR` are rows of the step (padding repeats row 0), `valid_BR` tells padding apart, `columns` bounds the
-    columns that any row sees. `visible_BRC` and `distance_BRC` (query position minus key position) make masks.
+    `row_BR` are rows of the step (padding repeats row 0). The N rows that are no padding are `row_N`, found at
+    `place_N` of the flattened [B * R]. `columns` bounds the columns that any row sees. `visible_BRC` and `distance_BRC`
+    (query position minus key position) make masks.
     """
 
     slab: Slab
     first_slot: int
     columns: int
     row_BR: Tensor
-    valid_BR: Tensor
+    row_N: Tensor
+    place_N: Tensor
     visible_BRC: Tensor
     distance_BRC: Tensor
     _masks: dict[int | None, Tensor] = field(default_factory=dict, init=False)
@@ -119,7 +121,7 @@ def ragged_attention(
     out_THD = torch.empty_like(query_THD, memory_format=torch.contiguous_format)
     for group in step.groups:
         out_BRHD = _attend_group(group, layer, query_THD, scale, sliding_window, softcap)
-        out_THD[group.row_BR[group.valid_BR]] = out_BRHD[group.valid_BR]
+        out_THD.index_copy_(0, group.row_N, out_BRHD.flatten(0, 1).index_select(0, group.place_N))
     return out_THD[None], None
 
 
@@ -132,7 +134,8 @@ def _attend_group(
     key_BKCD, value_BKCD = group.slab.kv_L2SCKD[layer, :, group.first_slot : last_slot, : group.columns].transpose(2, 3)
     K = key_BKCD.shape[1]
     G = H // K
-    query_BKQD = query_THD[group.row_BR].view(B, R, K, G, D).transpose(1, 2).reshape(B, K, R * G, D)
+    query_BRKGD = query_THD.index_select(0, group.row_BR.view(-1)).view(B, R, K, G, D)
+    query_BKQD = query_BRKGD.transpose(1, 2).reshape(B, K, R * G, D)
     mask_B1QC = group.mask_B1QC(sliding_window, G, query_THD.dtype)
     if softcap is None:
         out_BKQD = F.scaled_dot_product_attention(query_BKQD, key_BKCD, value_BKCD, attn_mask=mask_B1QC, scale=scale)

@@ -130,7 +130,7 @@ def _group(blocks: list[Block], first_rows: list[int], device: torch.device) -> 
         visible_BRC[b, :rows, start : start + rows] = mask_RR
         key_position_C = np.concatenate([np.arange(start), np.array(block.positions)])
         distance_BRC[b, :rows, : start + rows] = np.array(block.positions)[:, None] - key_position_C
-    arrays = (row_BR, valid_BR, visible_BRC, distance_BRC)
+    arrays = (row_BR, row_BR[valid_BR], np.flatnonzero(valid_BR), visible_BRC, distance_BRC)
     return BlockGroup(blocks[0].slot.slab, first_slot, C, *(torch.from_numpy(array).to(device) for array in arrays))
 
 
