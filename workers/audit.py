@@ -20,10 +20,8 @@ from workers.sampling import penalize, scores
 from workers.sequence import Request
 from workers.sequence import Sequence as Sample
 
-_SHARE_OF_RANGE = 16
-"""Roundings of the largest logit that a forward may add up to; measured flips of the demo model stay below a quarter
-of it.
-"""
+_ROUNDINGS = 16
+"""Roundings of the largest logit that the layers of a forward may add up to."""
 
 
 def is_near_tie(
@@ -36,7 +34,7 @@ def is_near_tie(
     logits_1V = _logits(loaded, request, prefix)
     rounding = torch.finfo(loaded.model.dtype).eps * float(logits_1V.abs().max())
     stream_1 = _stream(request, sample_index, len(prefix))
-    return margin(logits_1V, request.sampling, stream_1, stored_token) < _SHARE_OF_RANGE * rounding
+    return margin(logits_1V, request.sampling, stream_1, stored_token) < _ROUNDINGS * rounding
 
 
 def margin(logits_1V: Tensor, sampling: SamplingConfig, stream_1: Tensor, stored_token: int) -> float:
