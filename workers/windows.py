@@ -16,6 +16,9 @@ import torch
 from pipeline.config import AutoConfig, Windowed
 from workers.drafters.base import Draft
 
+IDLE_ROWS = {"cpu": 16, "cuda": 128}
+"""Rows of a step that cost hardly more than one, by device type; for auto `decoding.idle_rows` goes before."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepRoom:
@@ -64,19 +67,23 @@ class AdaptiveWindow:
     they break early.
 
     A draft is whole when its accepted path is as long as its longest branch; it broke early when nothing was
-    accepted. In between the window stays.
+    accepted. In between the window stays. A window never shrinks below the sequence's share of the rows that are idle
+    anyway: with few sequences running, guesses cost nothing.
     """
 
     GROWTH = 1.5
     SHRINKAGE = 0.75
 
-    def __init__(self, config: Windowed) -> None:
+    def __init__(self, config: Windowed, device: torch.device) -> None:
         self._config = config
+        self._idle_rows = IDLE_ROWS.get(device.type, IDLE_ROWS["cpu"])
         self._window: dict[int, float] = {}
 
     def windows(self, keys: Sequence[int], room: StepRoom) -> list[int]:
-        share = min(room.free_rows, self._config.max_draft_rows) // max(1, len(keys))
-        return [min(round(self._current(key)), share) for key in keys]
+        sequences = max(1, len(keys))
+        most = min(room.free_rows, self._config.max_draft_rows) // sequences
+        idle = min(max(0, self._idle_rows - room.base_rows) // sequences, self._config.max_window)
+        return [min(max(round(self._current(key)), idle), most) for key in keys]
 
     def select(self, drafts: Sequence[Draft], room: StepRoom) -> list[Draft]:
         return best_nodes(drafts, room.free_rows)
@@ -97,10 +104,6 @@ class AdaptiveWindow:
     def _current(self, key: int) -> float:
         config = self._config
         return self._window.get(key, (config.min_window + config.max_window) / 2)
-
-
-IDLE_ROWS = {"cpu": 16, "cuda": 128}
-"""Rows of a step that cost hardly more than one, by device type, where the job does not say (`decoding.idle_rows`)."""
 
 
 class RowCap:
@@ -132,4 +135,4 @@ class RowCap:
 
 
 def build_policy(config: Windowed, device: torch.device) -> WindowPolicy:
-    return RowCap(config, device) if isinstance(config, AutoConfig) else AdaptiveWindow(config)
+    return RowCap(config, device) if isinstance(config, AutoConfig) else AdaptiveWindow(config, device)

@@ -14,7 +14,8 @@ CPU = torch.device("cpu")
 
 
 def room(free_rows: int) -> StepRoom:
-    return StepRoom(base_rows=1, free_rows=free_rows)
+    """A step with no idle rows."""
+    return StepRoom(base_rows=100, free_rows=free_rows)
 
 
 def chain(scores: tuple[float, ...]) -> Draft:
@@ -52,7 +53,7 @@ def test_best_nodes_keeps_trees_and_the_best_scores(some: list[Draft], rows: int
 
 
 def test_window_grows_on_whole_drafts_shrinks_on_early_breaks_and_stays_in_between() -> None:
-    policy = AdaptiveWindow(SuffixConfig(min_window=2, max_window=12))
+    policy = AdaptiveWindow(SuffixConfig(min_window=2, max_window=12), CPU)
     assert policy.windows([1], room(100)) == [7]
     policy.observe(1, chain((0.5,) * 4), 2)
     assert policy.windows([1], room(100)) == [7]
@@ -65,15 +66,25 @@ def test_window_grows_on_whole_drafts_shrinks_on_early_breaks_and_stays_in_betwe
     assert policy.windows([1, 2], room(100)) == [2, 7]
 
 
+def test_a_window_keeps_its_share_of_idle_rows() -> None:
+    policy = AdaptiveWindow(SuffixConfig(min_window=1, max_window=12), CPU)
+    for key in (1, 2, 3):
+        for _ in range(20):
+            policy.observe(key, chain((0.5,) * 4), 0)
+    assert policy.windows([1], StepRoom(base_rows=1, free_rows=100)) == [12]
+    assert policy.windows([1, 2, 3], StepRoom(base_rows=3, free_rows=100)) == [4, 4, 4]
+    assert policy.windows([1, 2, 3], StepRoom(base_rows=16, free_rows=100)) == [1, 1, 1]
+
+
 def test_a_finished_sequence_is_forgotten() -> None:
-    policy = AdaptiveWindow(SuffixConfig(min_window=2, max_window=12))
+    policy = AdaptiveWindow(SuffixConfig(min_window=2, max_window=12), CPU)
     policy.observe(1, chain((0.5,)), 0)
     policy.finish(1)
     assert policy.windows([1], room(100)) == [7]
 
 
 def test_a_full_batch_shares_the_rows() -> None:
-    policy = AdaptiveWindow(SuffixConfig(min_window=4, max_window=4, max_draft_rows=64))
+    policy = AdaptiveWindow(SuffixConfig(min_window=4, max_window=4, max_draft_rows=64), CPU)
     assert policy.windows([1, 2, 3], room(6)) == [2, 2, 2]
     assert policy.windows([1, 2, 3], room(2)) == [0, 0, 0]
     assert policy.windows(list(range(32)), room(1000)) == [2] * 32
