@@ -67,8 +67,9 @@ class BlockGroup:
 
 @dataclass(slots=True)
 class StepLayout:
-    """Where the rows of a step live. `writes` lists per slab (slab, rows of the step, flat slot * C + column of
-    each).
+    """Where the rows of a step live.
+
+    `writes` lists (slab, rows of the step or None for all, flat slot * C + column of each).
     """
 
     writes: list[tuple[Slab, Tensor | None, Tensor]]
@@ -77,9 +78,7 @@ class StepLayout:
 
 @dataclass(slots=True)
 class AttentionProbe:
-    """Takes the place of a `StepLayout` in one dry forward: notes what each layer stores, attends to nothing but
-    itself.
-    """
+    """Takes the place of a `StepLayout` in one dry forward: notes what each layer stores and attends to nothing."""
 
     shapes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
     own_mask: bool = False

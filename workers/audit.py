@@ -16,7 +16,7 @@ from workers.kv_cache import KVCache
 from workers.model_loading import LoadedModel
 from workers.model_runner import ModelRunner, prompt_block
 from workers.randomness import streams
-from workers.sampling import penalize, scores
+from workers.sampling import penalize, scores, widened
 from workers.sequence import Request
 from workers.sequence import Sequence as Sample
 
@@ -63,8 +63,7 @@ def _logits(loaded: LoadedModel, request: Request, prefix: Sequence[int]) -> Ten
     tokens = (*request.prompt_ids, *prefix)
     slot = KVCache(runner.kv_shape, 2**62, max_slots=1).allocate(len(tokens))
     assert slot is not None
-    logits_1V = runner.forward([prompt_block(slot, 0, tokens, sampled=True)])
-    logits_1V = logits_1V.to(torch.promote_types(logits_1V.dtype, torch.float32))
+    logits_1V = widened(runner.forward([prompt_block(slot, 0, tokens, sampled=True)]))
     if not request.sampling.has_penalties:
         return logits_1V
     sample = Sample.create(request, 0, 0, loaded.eos_token_ids, loaded.max_context)

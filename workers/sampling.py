@@ -56,6 +56,11 @@ class Picks:
     high_R: Tensor | None = None
 
 
+def widened(logits_RV: Tensor) -> Tensor:
+    """Logits in the precision of sampling: float32, or float64 for a float64 model."""
+    return logits_RV.to(torch.promote_types(logits_RV.dtype, torch.float32))
+
+
 def penalize(logits_RV: Tensor, params: SamplingConfig, histories: Sequence[RowHistory]) -> Tensor:
     """Repetition penalty (prompt and output), presence and frequency penalties (output), as in HF and OpenAI's API."""
     logits_RV = logits_RV.clone()

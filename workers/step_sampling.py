@@ -17,7 +17,7 @@ from pipeline.config import SamplingConfig
 from workers.drafters.base import Proposal
 from workers.model_runner import Block
 from workers.randomness import streams
-from workers.sampling import Picks, RowHistory, penalize, pick
+from workers.sampling import Picks, RowHistory, penalize, pick, widened
 from workers.sequence import Sequence
 
 Candidates = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
@@ -44,7 +44,7 @@ def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor) -> Picks:
     Requests with different sampling parameters are picked group by group; the result does not depend on the grouping.
     """
     params = [item.sequence.request.sampling for item in sampled for _ in item.block.sampled]
-    wide_SV = logits_SV.to(torch.promote_types(logits_SV.dtype, torch.float32))
+    wide_SV = widened(logits_SV)
     stream_S = _noise(sampled, logits_SV.device)
     kinds = dict.fromkeys(params)
     if len(kinds) == 1:
@@ -105,7 +105,7 @@ def record_extras(
     rows_E = torch.tensor([row for _, rows in emitted for row in rows], device=logits_SV.device)
     owners = [sequence for sequence, rows in emitted for _ in rows]
     if "logprobs" in wanted or "topk" in wanted:
-        logp_EV = logits_SV[rows_E].to(torch.promote_types(logits_SV.dtype, torch.float32)).log_softmax(-1)
+        logp_EV = widened(logits_SV[rows_E]).log_softmax(-1)
         for sequence, value in zip(owners, logp_EV.gather(1, picks.token_R[rows_E, None])[:, 0].tolist(), strict=True):
             sequence.extras.logprobs.append(value)
     if "topk" in wanted:
