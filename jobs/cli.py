@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 
 import click
 
+from jobs.bench.options import bench_options, make_options
 from jobs.exit_codes import ExitCode
 
 PACKAGES = ("pipeline", "workers", "jobs")
@@ -153,6 +154,25 @@ def verify(output: str, samples: int, dtype: str | None, as_json: bool) -> None:
     from jobs.verify import command
 
     sys.exit(command(output, samples, dtype, as_json))
+
+
+@cli.command()
+@bench_options
+def bench(**values: Any) -> None:
+    """Measure decoding strategies and other systems on the same prompts: new tokens per second.
+
+    Contestants take turns, several rounds of them, and medians count. All get the same prompts as token ids and make
+    the same number of new tokens; prefill is timed, start-up, compilation and warm-up are told but not timed.
+
+    \b
+    Examples:
+      sevenleague bench --model builtin:smollm2-135m --prompts prompts.parquet --json bench.json
+      sevenleague bench --model M --prompts FILE --batch 1,8 --contestants auto,hf-generate --chart bench.png
+      sevenleague bench --model M --prompts FILE --contestants auto,vllm --peer-python vllm=venv/bin/python
+    """
+    from jobs.bench.command import command
+
+    sys.exit(command(make_options(**values)))
 
 
 def shadowed_package() -> str | None:

@@ -168,6 +168,39 @@ class LookaheadConfig(Windowed):
         return (self.ngram - 1) * self.width - 1
 
 
+class FixedWindow(Windowed):
+    """Strategies that draft the same number of tokens in every step; they serve for comparison."""
+
+    window: int = Field(4, ge=1, le=256, description="k: draft tokens of a sequence in each step")
+    max_draft_rows: int = Field(4096, ge=1, description="most draft rows of a step, over all sequences")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _fixed(cls, data: dict[str, Any]) -> dict[str, Any]:
+        """`min_window` and `max_window` are `window`."""
+        window = data.get("window", cls.model_fields["window"].default)
+        if not isinstance(window, int) or not 1 <= window <= 256:
+            return data  # refused below
+        for key in ("min_window", "max_window"):
+            if data.get(key, window) != window:
+                raise ValueError(f"{key} must be left out where window ({window}) fixes it, got {data[key]}")
+        return {**data, "min_window": window, "max_window": window}
+
+
+class PromptLookupConfig(FixedWindow):
+    """Prompt lookup (Saxena 2023): one chain, copied from the latest longest match in prompt and own output."""
+
+    strategy: Literal["prompt_lookup"] = "prompt_lookup"
+    max_match: int = Field(3, ge=1, le=64, description="longest context that is matched, in tokens")
+
+
+class DraftModelConfig(FixedWindow):
+    """Speculative decoding (Leviathan et al. 2023): a small model with the same vocabulary drafts a chain."""
+
+    strategy: Literal["draft_model"] = "draft_model"
+    model: str = Field(min_length=1, description="hub id or folder of the draft model")
+
+
 class SuffixConfig(Windowed):
     """Suffix drafts: what followed the longest earlier match in the prompt, the own output, or finished outputs."""
 
@@ -191,10 +224,28 @@ class AutoConfig(Windowed):
     idle_rows: int | None = Field(
         None, ge=1, description="drafts fill a step up to so many rows; default: 16 on a CPU, 128 on a GPU"
     )
+    lookahead_width: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="W: a two-dimensional window (N = 4) of 3 W - 1 more rows, run where it pays",
+    )
+
+    @property
+    def extra_rows(self) -> int:
+        """Cells of the two-dimensional window without the pending token."""
+        return max(0, 3 * self.lookahead_width - 1)
 
 
 DecodingConfig = Annotated[
-    AutoregressiveConfig | JacobiConfig | LookaheadConfig | SuffixConfig | RecyclingConfig | AutoConfig,
+    AutoregressiveConfig
+    | JacobiConfig
+    | LookaheadConfig
+    | SuffixConfig
+    | RecyclingConfig
+    | AutoConfig
+    | PromptLookupConfig
+    | DraftModelConfig,
     Field(discriminator="strategy"),
 ]
 
@@ -205,7 +256,11 @@ class EngineConfig(Section):
     max_sequences: int = Field(16, ge=1, le=4096, description="samples decoded at once")
     max_tokens_per_step: int = Field(1024, ge=1, description="rows of one forward: prompt chunks, pending and drafts")
     kv_memory_gb: float | None = Field(None, gt=0, description="memory of the KV cache; default: by device")
+    prefix_cache: bool = Field(True, description="compute what prompts begin with in common once")
     max_context: int | None = Field(None, ge=2, description="cut the model's own context length")
+    compile: Literal["auto", "off", "on"] = Field(
+        "auto", description="compiled kernels (CPU) or captured graphs (GPU); auto: where they pay, on: else refuse"
+    )
     threads: int | None = Field(None, ge=1, description="CPU threads; default: the worker's cpus")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,10 +22,12 @@ from pipeline.config import (
     AutoConfig,
     AutoregressiveConfig,
     DecodingConfig,
+    DraftModelConfig,
     EngineConfig,
     JacobiConfig,
     LookaheadConfig,
     ModelConfig,
+    PromptLookupConfig,
     RecyclingConfig,
     SamplingConfig,
     SuffixConfig,
@@ -43,10 +45,15 @@ STRATEGIES: dict[str, DecodingConfig] = {
     "jacobi-suffix": JacobiConfig(init="suffix"),
     "lookahead": LookaheadConfig(width=5, ngram=4, candidates=5),
     "suffix": SuffixConfig(),
-    "prompt-lookup": SuffixConfig(use_finished=False),
+    "suffix-own": SuffixConfig(use_finished=False),
     "recycling": RecyclingConfig(),
     "auto": AutoConfig(),
+    "auto-lookahead": AutoConfig(lookahead_width=3),
+    "prompt-lookup": PromptLookupConfig(),
+    "draft-other": DraftModelConfig(model="mistral"),
+    "draft-self": DraftModelConfig(model="self"),
 }
+"""Draft models are named by family; `self` is the target's own."""
 SAMPLINGS = {
     "greedy": SamplingConfig(temperature=0.0, max_tokens=24),
     "nucleus": SamplingConfig(temperature=0.7, top_p=0.95, max_tokens=24, seed=3),
@@ -73,6 +80,13 @@ class Bench:
             self.folder_of(family), dtype=torch.float64, attn_implementation=backend
         )
         return model.eval()
+
+    def decoding(self, strategy: str, family: str) -> DecodingConfig:
+        config = STRATEGIES[strategy]
+        if isinstance(config, DraftModelConfig):
+            name = family if config.model == "self" else config.model
+            return DraftModelConfig(model=str(self.folder_of(name)), window=config.window)
+        return config
 
     @functools.cache  # noqa: B019
     def plain(self, family: str, request: Request) -> tuple[tuple[int, ...], ...]:
@@ -136,7 +150,7 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding(
     if batch == "n=3":
         params = params.model_copy(update={"n": 3})
     requests = some_requests(params, count=3 if batch == "n=3" else 7)
-    engine = Engine(bench.model(family), limits, STRATEGIES[strategy])
+    engine = Engine(bench.model(family), limits, bench.decoding(strategy, family))
     check(bench, family, requests, run_with_arrivals(engine, requests))
     assert not engine.scheduler.cache.used_bytes
 
@@ -176,7 +190,7 @@ def test_penalties_logprobs_and_inverse_cdf(bench: Bench, strategy: str) -> None
     )
     extras = frozenset({"logprobs", "topk", "cdf"})
     requests = some_requests(params, count=5)
-    engine = Engine(bench.model("llama"), EngineConfig(max_sequences=3), STRATEGIES[strategy], extras)
+    engine = Engine(bench.model("llama"), EngineConfig(max_sequences=3), bench.decoding(strategy, "llama"), extras)
     results = run_with_arrivals(engine, requests)
     check(bench, "llama", requests, results)
     alone = Engine(bench.model("llama"), EngineConfig(max_sequences=1), AutoregressiveConfig(), extras)
@@ -218,7 +232,10 @@ class Oracle:
 
     def start(self, context: DraftContext) -> None: ...
 
-    def propose(self, context: DraftContext, max_rows: int) -> Proposal:
+    def propose(self, contexts: Sequence[DraftContext], max_rows: Sequence[int], min_score: float) -> list[Proposal]:
+        return [self.proposal(context, rows) for context, rows in zip(contexts, max_rows, strict=True)]
+
+    def proposal(self, context: DraftContext, max_rows: int) -> Proposal:
         done = len(context.tokens) - context.prompt_length
         truth = self.answers[context.group][done : done + self.rng.randrange(6)]
         tree = TreeBuilder()
@@ -247,6 +264,16 @@ def test_deep_acceptance_in_wide_trees(bench: Bench, family: str) -> None:
     assert engine.stats.accepted_by_drafter == {"oracle": engine.stats.num_accepted_draft_tokens}
 
 
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_a_draft_model_that_is_the_target_guesses_right(bench: Bench, sampling: str) -> None:
+    """Also where tokens are sampled: both pick with the same noise."""
+    requests = some_requests(SAMPLINGS[sampling])
+    engine = Engine(bench.model("llama"), EngineConfig(max_sequences=3), bench.decoding("draft-self", "llama"))
+    check(bench, "llama", requests, run_with_arrivals(engine, requests))
+    assert engine.stats.num_draft_tokens >= 40
+    assert engine.stats.draft_acceptance_rate > 0.97
+
+
 @pytest.mark.parametrize("strategy", ["autoregressive", "auto", "lookahead"])
 def test_sequences_that_are_sent_back_for_memory_lose_nothing(bench: Bench, strategy: str) -> None:
     model = bench.model("llama")
@@ -254,7 +281,9 @@ def test_sequences_that_are_sent_back_for_memory_lose_nothing(bench: Bench, stra
     requests = [Request(f"row-{i}", tuple(range(5 + i, 60 + i)), params) for i in range(4)]
     probe = Engine(model, EngineConfig(), AutoregressiveConfig())
     three_slots = 3 * 512 * probe.runner.kv_shape.bytes_per_token
-    engine = Engine(model, EngineConfig(max_sequences=8, kv_memory_gb=three_slots / 2**30), STRATEGIES[strategy])
+    engine = Engine(
+        model, EngineConfig(max_sequences=8, kv_memory_gb=three_slots / 2**30), bench.decoding(strategy, "llama")
+    )
     sent_back = []
     original = engine.scheduler._send_back
     engine.scheduler._send_back = lambda s: (sent_back.append(s), original(s))  # type: ignore[func-returns-value]
@@ -273,8 +302,8 @@ def test_stop_strings_cut_the_same_under_every_strategy(bench: Bench) -> None:
         if len(free.text) >= 8
     ]
     assert stopping
-    for decoding in STRATEGIES.values():
-        results = Engine(model, EngineConfig(max_sequences=2), decoding).generate(stopping)
+    for strategy in STRATEGIES:
+        results = Engine(model, EngineConfig(max_sequences=2), bench.decoding(strategy, "llama")).generate(stopping)
         for request, result in zip(stopping, results, strict=True):
             assert (result.token_ids,) == bench.plain("llama", request)
             assert result.finish_reason == "stop"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -23,6 +24,8 @@ from workers.rendering import Renderer, make_renderer
 
 MAX_CONCURRENCY = 6
 """Calls that an actor serves at once: two shards, progress, readiness, and room for a probe."""
+_TOKENIZED_TOGETHER = 64
+"""Rows that are rendered and tokenized before they are handed to the engine: few, so that it can start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,24 +137,30 @@ class GenerationWorker:
         runtime = self._load()
         pending: list[_Pending] = []
         try:
-            for prompt, error in prompts:
-                pending.append(self._submit(runtime, prompt, error))
+            prompts = iter(prompts)
+            while chunk := list(itertools.islice(prompts, _TOKENIZED_TOGETHER)):
+                pending += self._submit(runtime, chunk)
             return [record for row in pending for record in self._records(row)]
         except BaseException:
             for row in pending:
                 row.samples.cancel()
             raise
 
-    def _submit(self, runtime: _Runtime, prompt: Prompt, error: RowError | None) -> _Pending:
-        try:
-            if error is not None:
-                raise error
-            ids = runtime.renderer.token_ids(prompt, self._config.sampling.max_tokens)
-        except RowError as refusal:
-            refused: ResultFuture = Future()
-            refused.set_exception(refusal)
-            return _Pending(prompt, 0, refused)
-        return _Pending(prompt, len(ids), runtime.engine.submit(Request(prompt.uid, ids, self._config.sampling)))
+    def _submit(self, runtime: _Runtime, rows: list[tuple[Prompt, RowError | None]]) -> list[_Pending]:
+        sampling = self._config.sampling
+        good = [prompt for prompt, error in rows if error is None]
+        rendered = iter(runtime.renderer.batch_token_ids(good, sampling.max_tokens))
+        pending = []
+        for prompt, error in rows:
+            outcome = next(rendered) if error is None else error
+            if isinstance(outcome, RowError):
+                refused: ResultFuture = Future()
+                refused.set_exception(outcome)
+                pending.append(_Pending(prompt, 0, refused))
+            else:
+                samples = runtime.engine.submit(Request(prompt.uid, outcome, sampling))
+                pending.append(_Pending(prompt, len(outcome), samples))
+        return pending
 
     def _records(self, row: _Pending) -> list[SampleRecord]:
         n = self._config.sampling.n

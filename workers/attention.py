@@ -76,18 +76,25 @@ class StepLayout:
     groups: list[BlockGroup]
 
 
+@dataclass(frozen=True, slots=True)
+class AttentionLayer:
+    """What one layer stores, and how it attends."""
+
+    kv_heads: int
+    key_size: int
+    value_size: int
+    scale: float
+    sliding_window: int | None
+    softcap: float | None
+
+
 @dataclass(slots=True)
 class AttentionProbe:
-    """Takes the place of a `StepLayout` in one dry forward: notes what each layer stores and attends to nothing."""
+    """Takes the place of a `StepLayout` in one dry forward: notes what each layer does and attends to nothing."""
 
-    shapes: dict[int, tuple[int, int, int]] = field(default_factory=dict)
+    layers: dict[int, AttentionLayer] = field(default_factory=dict)
     own_mask: bool = False
     """Some layer was given a mask that the model made itself, which says something that our masks do not know."""
-
-    def note(self, layer: int, key: Tensor, value: Tensor, attention_mask: Tensor | None) -> None:
-        assert layer not in self.shapes, f"layer {layer} attends twice"
-        self.own_mask |= attention_mask is not None
-        self.shapes[layer] = (key.shape[1], key.shape[3], value.shape[3])
 
 
 def ragged_attention(
@@ -109,10 +116,12 @@ def ragged_attention(
     assert step is not None, "this model was prepared for the sevenleague engine; call it through ModelRunner"
     query_THD, key_TKD, value_TKD = (x[0].transpose(0, 1) for x in (query, key, value))
     layer = int(module.layer_idx)  # type: ignore[arg-type]
-    if isinstance(step, AttentionProbe):
-        step.note(layer, key, value, attention_mask)
-        return query_THD.new_zeros(1, *query_THD.shape), None
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if isinstance(step, AttentionProbe):
+        assert layer not in step.layers, f"layer {layer} attends twice"
+        step.own_mask |= attention_mask is not None
+        step.layers[layer] = AttentionLayer(key.shape[1], key.shape[3], value.shape[3], scale, sliding_window, softcap)
+        return query_THD.new_zeros(1, *query_THD.shape), None
     for slab, rows, columns in step.writes:
         keys_NKD, values_NKD = slab.kv_L2SCKD[layer].flatten(1, 2)
         keys_NKD.index_copy_(0, columns, key_TKD if rows is None else key_TKD[rows])

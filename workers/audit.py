@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from pipeline.config import SamplingConfig
+from workers.blocks import prompt_block
 from workers.kv_cache import KVCache
 from workers.model_loading import LoadedModel
-from workers.model_runner import ModelRunner, prompt_block
+from workers.model_runner import ModelRunner
 from workers.randomness import streams
 from workers.sampling import penalize, scores, widened
 from workers.sequence import Request

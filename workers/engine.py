@@ -12,11 +12,12 @@ from torch import Tensor
 from pipeline.config import DecodingConfig, EngineConfig, Windowed
 from pipeline.errors import RowError
 from pipeline.records import AcceptanceStats
-from workers.drafters import build_drafter
+from workers.blocks import decode_block, prompt_block
 from workers.drafters.base import EMPTY_PROPOSAL, ExtraRows, Proposal, StepOutcome
+from workers.drafters.build import build_drafter
 from workers.kv_cache import KVCache, Move, budget_bytes, commit_move
 from workers.model_loading import LoadedModel
-from workers.model_runner import ModelRunner, decode_block, prompt_block
+from workers.model_runner import ModelRunner
 from workers.scheduler import Schedule, Scheduler
 from workers.sequence import Request, SampleResult, Sequence
 from workers.step_sampling import Candidates, PlannedBlock, pick_rows, record_extras, top_candidates
@@ -46,12 +47,14 @@ class Engine:
         self.loaded = model
         self.max_context = min(model.max_context, engine.max_context or model.max_context)
         self.extras = extras
-        self.runner = ModelRunner(model.model)
-        self.drafter = build_drafter(decoding)
+        self.runner = ModelRunner(model.model, engine.compile)
+        self.drafter = build_drafter(decoding, model, engine)
         self.policy = build_policy(decoding, self.runner.device) if isinstance(decoding, Windowed) else None
         draft_rows = decoding.max_window + decoding.extra_rows if isinstance(decoding, Windowed) else 0
         cache = KVCache(self.runner.kv_shape, budget_bytes(engine, self.runner.device), engine.max_sequences)
-        self.scheduler = Scheduler(cache, engine.max_sequences, engine.max_tokens_per_step, draft_rows)
+        self.scheduler = Scheduler(
+            cache, engine.max_sequences, engine.max_tokens_per_step, draft_rows, prefix_cache=engine.prefix_cache
+        )
         self.stats = AcceptanceStats()
         self._next_key = 0
 
@@ -94,7 +97,7 @@ class Engine:
                 f"prompt and output must fit into the KV memory of {budget} bytes (engine.kv_memory_gb), got {length} "
                 f"prompt tokens and up to {samples[0].num_remaining} new ones",
             )
-        self.scheduler.waiting.extend(samples)
+        self.scheduler.submit(samples)
 
     def cancel(self, uid: str) -> None:
         """Drop all unfinished samples of a request."""
@@ -149,20 +152,17 @@ class Engine:
         if self.drafter is None or self.policy is None:
             return [EMPTY_PROPOSAL] * len(decoding)
         windows = self.policy.windows([s.context.key for s in decoding], schedule.room)
+        # The last token of a step is never a guess, so with one token to go there is nothing to guess.
+        useful_depths = [sequence.num_remaining - 1 for sequence in decoding]
+        max_rows = [window if depth else 0 for window, depth in zip(windows, useful_depths, strict=True)]
+        proposed = self.drafter.propose([sequence.context for sequence in decoding], max_rows, 0.0)
         proposals = []
-        for sequence, window in zip(decoding, windows, strict=True):
-            # The last token of a step is never a guess, so with one token to go there is nothing to guess.
-            useful_depth = sequence.num_remaining - 1
-            if window == 0 or useful_depth == 0:
-                proposals.append(EMPTY_PROPOSAL)
-                continue
-            proposal = self.drafter.propose(sequence.context, window)
-            assert len(proposal.draft) <= window, (self.drafter.name, len(proposal.draft), window)
-            proposals.append(
-                Proposal(proposal.draft.up_to_depth(useful_depth), self._within_context(sequence, proposal))
-            )
+        for sequence, rows, depth, proposal in zip(decoding, max_rows, useful_depths, proposed, strict=True):
+            assert len(proposal.draft) <= rows, (self.drafter.name, len(proposal.draft), rows)
+            extra = self._within_context(sequence, proposal)
+            proposals.append(Proposal(proposal.draft.up_to_depth(depth), extra, proposal.extra_yield))
         drafts = self.policy.select([p.draft for p in proposals], schedule.room)
-        return [Proposal(draft, p.extra) for draft, p in zip(drafts, proposals, strict=True)]
+        return [Proposal(draft, p.extra, p.extra_yield) for draft, p in zip(drafts, proposals, strict=True)]
 
     def _within_context(self, sequence: Sequence, proposal: Proposal) -> ExtraRows | None:
         """Extra rows, unless one lies beyond the context: there some models change the frequencies of the step."""

@@ -100,12 +100,13 @@ def budget_bytes(engine: EngineConfig, device: torch.device) -> int:
 
 
 class KVCache:
-    """All slabs of one model replica, within a budget of bytes."""
+    """All slabs of one model replica, within a budget of bytes, of which `reserved_bytes` are used outside of slabs."""
 
     def __init__(self, shape: KVShape, budget_bytes: int, max_slots: int) -> None:
         self.shape = shape
         self.budget_bytes = budget_bytes
         self.max_slots = max_slots
+        self.reserved_bytes = 0
         self.slabs: dict[int, Slab] = {}
 
     @property
@@ -115,6 +116,11 @@ class KVCache:
     @property
     def used_bytes(self) -> int:
         return sum(len(slab.slots) * self._slot_bytes(slab.capacity) for slab in self.slabs.values())
+
+    @property
+    def free_bytes(self) -> int:
+        """What neither slabs nor anything else has taken of the budget."""
+        return self.budget_bytes - self.allocated_bytes - self.reserved_bytes
 
     def fits_alone(self, columns: int) -> bool:
         """Whether a sequence of so many columns could ever be served, with nothing else running."""
@@ -180,7 +186,7 @@ class KVCache:
         for others_trimmed in (False, True):
             if others_trimmed:
                 self._trim(except_capacity=capacity)
-            room = (self.budget_bytes - self.allocated_bytes) // self._slot_bytes(capacity)
+            room = self.free_bytes // self._slot_bytes(capacity)
             extra = min(room, max(1, old // 2), self.max_slots - old)
             if extra >= 1:
                 return self._resize(capacity, old + extra)

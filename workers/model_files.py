@@ -170,7 +170,7 @@ def _made_once(name: str, make: Callable[[Path], None]) -> Path:
 
     Workers that start together wait for the first; one that dies half-way leaves nothing that looks finished.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sevenleague" / "models"
+    cache = cache_folder() / "models"
     target = cache / name
     if target.exists():
         return target
@@ -183,3 +183,8 @@ def _made_once(name: str, make: Callable[[Path], None]) -> Path:
                 make(folder)
                 os.rename(folder, target)
     return target
+
+
+def cache_folder() -> Path:
+    """What is made once per machine and user is kept here; it may be deleted at any time."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "sevenleague"

@@ -5,83 +5,30 @@ Shape legend: T rows of the step, R rows of a block (padded), B blocks, C column
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from pipeline.errors import ConfigError
 from workers.attention import ATTENTION_NAME, AttentionProbe, BlockGroup, StepLayout
-from workers.drafters.base import Draft, ExtraRows
-from workers.kv_cache import KVShape, Slab, Slot
+from workers.blocks import Block, prompt_block
+from workers.kv_cache import KVCache, KVShape, Slab
+from workers.native.build import NativeUnavailable
+from workers.native.decoder import NativeDecoder
+
+logger = logging.getLogger(__name__)
+
+LEAST_LIKENESS = {torch.float32: 0.99999, torch.bfloat16: 0.99}
+"""Cosine of the angle between logits of the compiled kernels and of the model's own modules."""
 
 MAX_BATCHED_ROWS = 16
 """Blocks of more rows attend in a call of their own: padding the others to their size would cost more than the call."""
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Rows of one sequence in one step: tokens that are not cached yet, then draft nodes, then extra rows.
-
-    Rows are written to columns start, start + 1, ..; row r has position `positions[r]` and sees the columns before
-    `start` and the rows that `mask_RR[r]` names (None: causal). Logits are wanted after the rows in `sampled`.
-    """
-
-    slot: Slot
-    start: int
-    tokens: tuple[int, ...]
-    positions: tuple[int, ...]
-    mask_RR: npt.NDArray[np.bool_] | None
-    sampled: tuple[int, ...]
-
-    @property
-    def num_rows(self) -> int:
-        return len(self.tokens)
-
-
-def prompt_block(slot: Slot, start: int, tokens: tuple[int, ...], *, sampled: bool) -> Block:
-    """A causal chunk of committed tokens; with `sampled`, logits after its last row."""
-    positions = tuple(range(start, start + len(tokens)))
-    return Block(slot, start, tokens, positions, None, (len(tokens) - 1,) if sampled else ())
-
-
-def decode_block(slot: Slot, start: int, pending: int, draft: Draft, extra: ExtraRows | None) -> Block:
-    """The pending token, the draft tree, and the extra rows of one sequence (see `block_mask`)."""
-    tokens = (pending, *draft.tokens)
-    positions = (start, *(start + depth for depth in draft.depths))
-    sampled = tuple(range(len(tokens)))
-    if extra is not None:
-        sampled += tuple(len(tokens) + row for row in extra.sampled)
-        tokens += extra.tokens
-        positions += tuple(start + offset for offset in extra.offsets)
-    mask_RR = block_mask(draft, extra) if len(tokens) > 1 else None
-    return Block(slot, start, tokens, positions, mask_RR, sampled)
-
-
-def block_mask(draft: Draft, extra: ExtraRows | None) -> npt.NDArray[np.bool_]:
-    """Which rows of a decode block see which: ancestors and self; extra rows see the pending token and each other.
-
-    Worked example, draft b, c, d with parents -1, 0, 0 below pending `a`, no extra rows:
-
-            a b c d
-        a   1 0 0 0
-        b   1 1 0 0
-        c   1 1 1 0
-        d   1 1 0 1
-    """
-    nodes = 1 + len(draft)
-    rows = nodes + (0 if extra is None else len(extra))
-    mask_RR = np.zeros((rows, rows), dtype=np.bool_)
-    mask_RR[:, 0] = True
-    for i, parent in enumerate(draft.parents):
-        mask_RR[i + 1] = mask_RR[parent + 1]
-        mask_RR[i + 1, i + 1] = True
-    if extra is not None:
-        mask_RR[nodes:, nodes:] = extra.mask_EE
-    return mask_RR
 
 
 def plan_layout(blocks: list[Block], device: torch.device) -> StepLayout:
@@ -135,15 +82,22 @@ def _group(blocks: list[Block], first_rows: list[int], device: torch.device) -> 
 
 
 class ModelRunner:
-    """One model replica behind the packed step. The model's own code and weights stay as they are."""
+    """One model replica behind the packed step. The model's own code and weights stay as they are.
 
-    def __init__(self, model: PreTrainedModel) -> None:
+    On a CPU, models that are built like Llama run through compiled kernels, unless `compile` is off; all others run
+    through their own modules.
+    """
+
+    def __init__(self, model: PreTrainedModel, compile: Literal["auto", "off", "on"] = "auto") -> None:
         self.model = model
         self.device = model.device
         model.set_attn_implementation(ATTENTION_NAME)
-        self.kv_shape = self._probe()
+        probe = self._probe()
+        one = next(iter(probe.layers.values()))
+        self.kv_shape = KVShape(len(probe.layers), one.kv_heads, one.key_size, model.dtype, self.device)
+        self.native = None if compile == "off" or self.device.type != "cpu" else self._native(probe, compile)
 
-    def _probe(self) -> KVShape:
+    def _probe(self) -> AttentionProbe:
         """One dry forward of one token, to learn what each layer stores and that every layer comes to our attention.
 
         Raises ConfigError for models whose layers do not: they cannot be served.
@@ -153,22 +107,48 @@ class ModelRunner:
         with torch.inference_mode():
             self.model(input_ids=one, position_ids=one, use_cache=False, step=probe)
         layers = self.model.config.get_text_config().num_hidden_layers
-        kinds = set(probe.shapes.values())
-        if len(probe.shapes) != layers or len(kinds) != 1 or any(k != v for _, k, v in kinds):
+        kinds = {(layer.kv_heads, layer.key_size, layer.value_size) for layer in probe.layers.values()}
+        if len(probe.layers) != layers or len(kinds) != 1 or any(k != v for _, k, v in kinds):
             raise ConfigError(
                 f"model.id must be a model whose {layers} layers all do softmax attention with equal key and value "
-                f"heads, got {type(self.model).__name__} with {len(probe.shapes)} such layers of {len(kinds)} kinds"
+                f"heads, got {type(self.model).__name__} with {len(probe.layers)} such layers of {len(kinds)} kinds"
             )
         if probe.own_mask:
             raise ConfigError(
                 f"model.id must be a model that leaves masks to its attention function, got {type(self.model).__name__}"
             )
-        ((heads, head_size, _),) = kinds
-        return KVShape(layers, heads, head_size, self.model.dtype, self.device)
+        return probe
+
+    def _native(self, probe: AttentionProbe, compile: Literal["auto", "on"]) -> NativeDecoder | None:
+        """The compiled decoder of this model, if there is one and it agrees with the model's own forward."""
+        try:
+            native = NativeDecoder.of(self.model, probe)
+            self._check(native)
+        except NativeUnavailable as reason:
+            if compile == "on":
+                raise ConfigError(f"engine.compile must be auto or off here, got on: {reason}") from reason
+            logger.info("the model's own modules are used instead of compiled kernels: %s", reason)
+            return None
+        return native
+
+    def _check(self, native: NativeDecoder) -> None:
+        """Raises NativeUnavailable when a short prompt's logits are not those of the model itself."""
+        tokens = tuple(range(1, 9))
+        slot = KVCache(self.kv_shape, 1 << 40, max_slots=1).allocate(len(tokens))
+        assert slot is not None
+        blocks = [prompt_block(slot, 0, tokens, sampled=True)]
+        with torch.inference_mode():
+            own_V, native_V = self._forward_modules(blocks)[0].double(), native.forward(blocks)[0].double()
+        likeness = F.cosine_similarity(own_V, native_V, dim=0).item()
+        if not likeness > LEAST_LIKENESS[self.model.dtype]:
+            raise NativeUnavailable(f"{type(self.model).__name__} is not built like Llama: its logits differ")
 
     @torch.inference_mode()
     def forward(self, blocks: list[Block]) -> Tensor:
         """Logits `[S, V]` after the sampled rows of all blocks, in order; keys and values of all rows are stored."""
+        return self._forward_modules(blocks) if self.native is None else self.native.forward(blocks)
+
+    def _forward_modules(self, blocks: list[Block]) -> Tensor:
         tokens = torch.tensor([[token for block in blocks for token in block.tokens]], device=self.device)
         positions = torch.tensor([[p for block in blocks for p in block.positions]], device=self.device)
         first_rows = np.cumsum([0, *(block.num_rows for block in blocks)])

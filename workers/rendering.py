@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from pipeline.config import InputConfig, JobConfig
@@ -67,11 +68,38 @@ class Renderer:
 
         Worked example, max_context 8, max_tokens 3: 7 tokens pass as they are; 9 tokens keep the last 5.
         """
-        text = self.text(prompt)
-        with self._lock:
-            # A chat template writes the special tokens itself.
-            encoded = self._tokenizer(text, add_special_tokens=not self._uses_chat_template(prompt))
-        ids = tuple(encoded["input_ids"])
+        (outcome,) = self.batch_token_ids([prompt], max_tokens)
+        if isinstance(outcome, RowError):
+            raise outcome
+        return outcome
+
+    def batch_token_ids(self, prompts: Sequence[Prompt], max_tokens: int) -> list[tuple[int, ...] | RowError]:
+        """`token_ids` of many prompts, or the error of each. They are tokenized in one call, during which the engine's
+        thread can run on.
+        """
+        outcomes: list[tuple[int, ...] | RowError] = []
+        texts: dict[bool, dict[int, str]] = {False: {}, True: {}}
+        for i, prompt in enumerate(prompts):
+            outcomes.append(())
+            try:
+                texts[self._uses_chat_template(prompt)][i] = self.text(prompt)
+            except RowError as error:
+                outcomes[i] = error
+        for uses_chat_template, rendered in texts.items():
+            if not rendered:
+                continue
+            with self._lock:
+                # A chat template writes the special tokens itself.
+                encoded = self._tokenizer(list(rendered.values()), add_special_tokens=not uses_chat_template)
+            for i, ids in zip(rendered, encoded["input_ids"], strict=True):
+                try:
+                    outcomes[i] = self._fitted(tuple(ids), max_tokens)
+                except RowError as error:
+                    outcomes[i] = error
+        return outcomes
+
+    def _fitted(self, ids: tuple[int, ...], max_tokens: int) -> tuple[int, ...]:
+        """Token ids as they may be served (see `token_ids`)."""
         if not ids:
             raise RowError("empty_prompt", "the prompt has no tokens")
         if len(ids) < self._max_context:

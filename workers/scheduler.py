@@ -1,32 +1,43 @@
 """Who runs in the next step: admission within the KV budget, chunked prefill, refill of slots, sharing of prompts.
 
 Order of a step's rows: first the pending token of every decoding sequence, then prompt chunks, and what is left of
-`max_tokens_per_step` may go to drafts. No sequence is admitted that could not be served alone, and a sequence that
-cannot grow sends the youngest one back to the queue, so the engine never deadlocks on memory. Being sent back costs
-time, never tokens: the noise of a sample does not depend on when it runs.
+`max_tokens_per_step` may go to drafts. Prompt chunks are bounded by that alone: offline, a delayed token costs nothing.
+No sequence is admitted that could not be served alone, and a sequence that cannot grow sends the youngest one back to
+the queue, so the engine never deadlocks on memory. Being sent back costs time, never tokens: the noise of a sample does
+not depend on when it runs.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
-from workers.kv_cache import KVCache
+from workers.kv_cache import KVCache, Slot
+from workers.length_estimate import LengthEstimate
+from workers.prefix_cache import PrefixCache
 from workers.sequence import Sequence
+from workers.waiting_queue import WaitingQueue
 from workers.windows import StepRoom
 
 _GROWTH_ROOM = 64
 """New tokens that a slot has room for when a sequence is admitted."""
+_OVERTAKEN_BATCHES = 4
+"""Batches of later samples that may be admitted before one that waits: few against a shard, so that shards end in turn
+and the driver sends the next one while there is still a queue."""
+_LOOKED_AT_BATCHES = 4
+"""Batches of samples that an admission looks at in vain, so that a step does not walk a queue of thousands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """One step: sequences that decode, (sequence, rows) of prompt chunks, and the room for drafts."""
+    """One step: sequences that decode, (sequence, rows) of prompt chunks, the room for drafts, and how many samples
+    still wait.
+    """
 
     decoding: list[Sequence]
     chunks: list[tuple[Sequence, int]]
     room: StepRoom
+    num_waiting: int
 
 
 class Scheduler:
@@ -34,17 +45,36 @@ class Scheduler:
     adds.
     """
 
-    def __init__(self, cache: KVCache, max_sequences: int, max_tokens_per_step: int, draft_rows: int) -> None:
+    def __init__(
+        self,
+        cache: KVCache,
+        max_sequences: int,
+        max_tokens_per_step: int,
+        draft_rows: int,
+        *,
+        prefix_cache: bool = True,
+    ) -> None:
         self.cache = cache
         self.max_running = min(max_sequences, max_tokens_per_step)
         self.max_tokens_per_step = max_tokens_per_step
         self.draft_rows = draft_rows
-        self.waiting: deque[Sequence] = deque()
+        self.prefixes = PrefixCache(cache, share_parts=prefix_cache)
+        self.lengths = LengthEstimate()
+        self.waiting = WaitingQueue(self.lengths, _OVERTAKEN_BATCHES * self.max_running)
         self.running: list[Sequence] = []
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether the sequence can be served at its full length with nothing else running."""
         return self.cache.fits_alone(sequence.max_length + self.draft_rows)
+
+    def submit(self, samples: Seq[Sequence]) -> None:
+        """Queue all samples of one request."""
+        self.prefixes.add(samples)
+        self.waiting.extend(samples)
+
+    def expected_remaining(self, sequence: Sequence) -> float:
+        """Tokens that a sequence will still emit, as far as finished ones tell; at most what it may."""
+        return self.lengths.remaining(sequence)
 
     def schedule(self) -> Schedule:
         for sequence in list(self.running):
@@ -59,72 +89,73 @@ class Scheduler:
                 rows = min(sequence.num_uncached, budget)
                 chunks.append((sequence, rows))
                 budget -= rows
-        return Schedule(decoding, chunks, StepRoom(self.max_tokens_per_step - budget, budget))
+        return Schedule(decoding, chunks, StepRoom(self.max_tokens_per_step - budget, budget), len(self.waiting))
 
     def retire(self, sequence: Sequence) -> None:
-        """A sample ended: its slot goes to a waiting sample of the same prompt (which needs no prefill), or is
+        """A sample ended: its slot goes to a waiting sample of the same request (which needs no prefill), or is
         freed.
         """
+        self.waiting.observe(sequence)
         self.running.remove(sequence)
-        slot, sequence.slot = sequence.slot, None
-        assert slot is not None
-        heir = next((s for s in self.waiting if self._shares_prompt(s, sequence) and not s.started), None)
-        if heir is not None and len(self.running) < self.max_running:
-            self.waiting.remove(heir)
-            slot.used = heir.context.prompt_length - 1
-            heir.slot = slot
-            self.running.append(heir)
+        assert sequence.slot is not None
+        heir = self.waiting.sibling(sequence) if len(self.running) < self.max_running else None
+        if heir is None:
+            self.prefixes.release(sequence, keep=True)
+            self._free(sequence)
         else:
-            self.cache.free(slot)
+            self.waiting.admit(heir)
+            heir.slot, sequence.slot = sequence.slot, None
+            heir.slot.used = heir.context.prompt_length - 1
+            self.prefixes.hold(heir)
+            self.prefixes.release(sequence, keep=False)
+            self.running.append(heir)
+        self.prefixes.discard(sequence)
 
     def remove(self, uid: str) -> list[Sequence]:
         """Drop all samples of a request, waiting or running; returns them."""
         removed = [s for s in (*self.waiting, *self.running) if s.request.uid == uid]
-        self.waiting = deque(s for s in self.waiting if s.request.uid != uid)
-        self.running = [s for s in self.running if s.request.uid != uid]
         for sequence in removed:
-            self._release(sequence)
+            if sequence.slot is None:
+                self.waiting.remove(sequence)
+            else:
+                self.running.remove(sequence)
+                self.prefixes.release(sequence, keep=False)
+                self._free(sequence)
+            self.prefixes.discard(sequence)
+        self.lengths.forget(uid)
         return removed
 
     def _admit(self) -> None:
-        for sequence in self._admissible():
-            if len(self.running) >= self.max_running:
-                return
-            slot = self.cache.allocate(self._initial_columns(sequence))
-            if slot is None:
-                return
-            self.waiting.remove(sequence)
-            sequence.slot = slot
-            source = self._prompt_source(sequence)
-            if source is not None and source.slot is not None:
-                self.cache.copy(source.slot, slot, sequence.context.prompt_length - 1)
-            self.running.append(sequence)
-
-    def _admissible(self) -> Iterator[Sequence]:
-        """Waiting sequences in order, without those whose prompt another sample is just being prefilled with."""
-        for sequence in list(self.waiting):
-            shares = not sequence.started and sequence.context.prompt_length > 1
-            mates = shares and any(self._shares_prompt(s, sequence) for s in self.running)
-            if not mates or self._prompt_source(sequence) is not None:
-                yield sequence
-
-    def _prompt_source(self, sequence: Sequence) -> Sequence | None:
-        """A running sample of the same prompt whose cache holds all of the prompt but its last token."""
-        if sequence.started:  # sent back while decoding: its own tokens must be prefilled anyway
-            return None
-        needed = sequence.context.prompt_length - 1
-        for mate in self.running:
-            if self._shares_prompt(mate, sequence) and mate.num_cached >= needed > 0:
-                return mate
-        return None
-
-    @staticmethod
-    def _shares_prompt(a: Sequence, b: Sequence) -> bool:
-        return a is not b and a.request is b.request
+        """Fill free places. A sample that can soon copy its prompt from one that is being prefilled lets others go
+        first.
+        """
+        places, looks = self.max_running - len(self.running), _LOOKED_AT_BATCHES * self.max_running
+        admitted: list[Sequence] = []
+        candidates = self.waiting.candidates() if places > 0 else iter(())
+        for sequence in candidates:
+            if not sequence.started and self.prefixes.is_worth_waiting(sequence):
+                looks -= 1
+            else:
+                sequence.slot = self._allocate(self._initial_columns(sequence))
+                if sequence.slot is None:
+                    break
+                self.prefixes.load(sequence)
+                self.running.append(sequence)
+                admitted.append(sequence)
+            if len(admitted) == places or looks == 0:
+                break
+        for sequence in admitted:
+            self.waiting.admit(sequence)
 
     def _initial_columns(self, sequence: Sequence) -> int:
         ahead = min(sequence.num_remaining, _GROWTH_ROOM)
         return len(sequence.tokens) + ahead + self.draft_rows
+
+    def _allocate(self, columns: int) -> Slot | None:
+        """A slot, at the cost of kept prefixes if need be; None when running sequences have taken all."""
+        while (slot := self.cache.allocate(columns)) is None and self.prefixes.evict():
+            pass
+        return slot
 
     def _make_room(self, sequence: Sequence) -> None:
         """See to it that the next block fits into the slot: move to a larger slab, at the youngest one's cost if
@@ -133,7 +164,7 @@ class Scheduler:
         assert sequence.slot is not None
         needed = len(sequence.tokens) + self.draft_rows
         while sequence.slot.capacity < needed:
-            larger = self.cache.allocate(self._initial_columns(sequence))
+            larger = self._allocate(self._initial_columns(sequence))
             if larger is not None:
                 old = sequence.slot
                 self.cache.copy(old, larger, old.used)
@@ -147,10 +178,11 @@ class Scheduler:
 
     def _send_back(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._release(sequence)
-        self.waiting.appendleft(sequence)
+        self.prefixes.release(sequence, keep=False)
+        self._free(sequence)
+        self.waiting.put_back(sequence)
 
-    def _release(self, sequence: Sequence) -> None:
-        if sequence.slot is not None:
-            self.cache.free(sequence.slot)
-            sequence.slot = None
+    def _free(self, sequence: Sequence) -> None:
+        assert sequence.slot is not None
+        self.cache.free(sequence.slot)
+        sequence.slot = None

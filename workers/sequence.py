@@ -29,8 +29,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class SampleResult:
-    """One finished sample. `token_ids` include the token that ended it; `text` has no special tokens and no stop
-    string.
+    """One finished sample. `token_ids` include the token that ended it.
 
     The optional lists have one entry per token id (see `SampleRecord`).
     """
@@ -38,15 +37,24 @@ class SampleResult:
     uid: str
     sample_index: int
     token_ids: tuple[int, ...]
-    text: str
     finish_reason: Literal["stop", "length"]
+    stopped_by: str | None
     stats: AcceptanceStats
     latency_s: float
+    tokenizer: PreTrainedTokenizerBase = field(repr=False, compare=False)
     token_logprobs: tuple[float, ...] | None = None
     topk_token_ids: tuple[tuple[int, ...], ...] | None = None
     topk_logprobs: tuple[tuple[float, ...], ...] | None = None
     cdf_low: tuple[float, ...] | None = None
     cdf_high: tuple[float, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """What the tokens say, without special tokens and stop string. Decoded here, in the thread of who asks, so that
+        the engine's thread need not.
+        """
+        text = str(self.tokenizer.decode(list(self.token_ids), skip_special_tokens=True))
+        return text if self.stopped_by is None else text[: text.index(self.stopped_by)]
 
 
 @dataclass(slots=True)
@@ -116,13 +124,14 @@ class Sequence:
         cls, request: Request, sample_index: int, key: int, end_ids: frozenset[int], max_context: int
     ) -> Sequence:
         sampling = request.sampling
+        noise = noise_key(sampling.seed, request.uid, sample_index)
         return cls(
             request,
             sample_index,
-            DraftContext(key, request.uid, list(request.prompt_ids), len(request.prompt_ids)),
+            DraftContext(key, request.uid, list(request.prompt_ids), len(request.prompt_ids), sampling, noise),
             frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else end_ids),
             min(max_context, len(request.prompt_ids) + sampling.max_tokens),
-            noise_key(sampling.seed, request.uid, sample_index),
+            noise,
             time.monotonic(),
         )
 
@@ -178,11 +187,11 @@ class Sequence:
         stops = self.request.sampling.stop
         if not stops:
             return False
-        tail = 4 * max(map(len, stops)) + 16
-        text = tokenizer.decode(self.output_ids[-tail:], skip_special_tokens=True)
+        tail = max(self.context.prompt_length, len(self.tokens) - 4 * max(map(len, stops)) - 16)
+        text = tokenizer.decode(self.tokens[tail:], skip_special_tokens=True)
         if not any(stop in text for stop in stops):
             return False
-        if len(self.output_ids) > tail:
+        if tail > self.context.prompt_length:
             text = tokenizer.decode(self.output_ids, skip_special_tokens=True)
         found = [(text.index(stop), -len(stop), stop) for stop in stops if stop in text]
         if not found:
@@ -191,19 +200,18 @@ class Sequence:
         return True
 
     def result(self, tokenizer: PreTrainedTokenizerBase, wanted: frozenset[str]) -> SampleResult:
+        """The finished sample, with the optional lists that are wanted (names of `output.extras`)."""
         assert self.finish_reason is not None
-        text = str(tokenizer.decode(self.output_ids, skip_special_tokens=True))
-        if self.stopped_by is not None:
-            text = text[: text.index(self.stopped_by)]
         extras = self.extras
         return SampleResult(
             uid=self.request.uid,
             sample_index=self.sample_index,
             token_ids=tuple(self.output_ids),
-            text=text,
             finish_reason=self.finish_reason,
+            stopped_by=self.stopped_by,
             stats=self.stats.freeze(),
             latency_s=time.monotonic() - self.submitted_at,
+            tokenizer=tokenizer,
             token_logprobs=tuple(extras.logprobs) if "logprobs" in wanted else None,
             topk_token_ids=tuple(extras.topk_ids) if "topk" in wanted else None,
             topk_logprobs=tuple(extras.topk_logprobs) if "topk" in wanted else None,

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from pipeline.config import SamplingConfig
+from workers.blocks import Block
 from workers.drafters.base import Proposal
-from workers.model_runner import Block
 from workers.randomness import streams
 from workers.sampling import Picks, RowHistory, penalize, pick, widened
 from workers.sequence import Sequence

@@ -13,7 +13,7 @@ from pipeline.config_io import dump_job, load_job, parse_job
 from pipeline.errors import ConfigError
 
 BASE: dict[str, Any] = {"model": "m", "input": "x.parquet", "output": "out"}
-STRATEGIES = "autoregressive, jacobi, lookahead, suffix, recycling, auto"
+STRATEGIES = "autoregressive, jacobi, lookahead, suffix, recycling, auto, prompt_lookup, draft_model"
 
 
 def test_shorthands_stand_for_sections() -> None:
@@ -65,6 +65,14 @@ def test_overrides_are_yaml_and_reach_into_shorthands() -> None:
         (
             {"decoding": {"strategy": "lookahead", "widht": 3}},
             "decoding.widht must be a known key (did you mean 'decoding.width'?)",
+        ),
+        (
+            {"decoding": {"strategy": "prompt_lookup", "window": 3, "max_window": 9}},
+            "decoding.max_window must be left out where window (3) fixes it, got 9",
+        ),
+        (
+            {"decoding": {"strategy": "prompt_lookup", "window": 0}},
+            "decoding.window must be in [1, 256], got 0",
         ),
         ({"decoding": {"strategy": "lookahead", "width": 0}}, "decoding.width must be in [1, 64], got 0"),
         (

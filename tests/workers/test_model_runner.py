@@ -14,10 +14,11 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pipeline.config import ModelConfig
 from pipeline.errors import ConfigError
+from workers.blocks import block_mask, decode_block, prompt_block
 from workers.drafters.base import Draft, ExtraRows
 from workers.kv_cache import KVCache, Slot
 from workers.model_loading import load_model
-from workers.model_runner import MAX_BATCHED_ROWS, ModelRunner, block_mask, decode_block, prompt_block
+from workers.model_runner import MAX_BATCHED_ROWS, ModelRunner
 
 FAMILIES = ["llama", "qwen2", "qwen3", "mistral", "gemma2", "gemma3", "gpt_neox", "phi3"]
 TREE = Draft((11, 12, 13), (-1, 0, 0), (0.8, 0.5, 0.2), ("test",) * 3)

@@ -134,3 +134,29 @@ def test_threads_share_a_renderer(tokenizer: PreTrainedTokenizerBase) -> None:
     expected = [shared.token_ids(prompt_of(text), 8) for text in texts]
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(lambda text: shared.token_ids(prompt_of(text), 8), texts)) == expected
+
+
+def test_a_batch_gives_what_each_prompt_gives_alone(tokenizer: PreTrainedTokenizerBase) -> None:
+    from tokenizers.processors import TemplateProcessing
+
+    backend = renderer(tokenizer, max_context=40)
+    start = tokenizer.convert_tokens_to_ids("<|start|>")
+    backend._tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|start|> $A", special_tokens=[("<|start|>", start)]
+    )
+    values = ["One step", QUESTION, "", RowError("null_prompt", "null"), "fox " * 80, "é€😀 it", QUESTION]
+    prompts = [prompt_of(value) for value in values]  # type: ignore[arg-type]
+    outcomes = backend.batch_token_ids(prompts, 8)
+    kinds = [outcome.error_type if isinstance(outcome, RowError) else "ids" for outcome in outcomes]
+    assert kinds == ["ids", "ids", "ids", "null_prompt", "prompt_too_long", "ids", "ids"]
+    for prompt, outcome in zip(prompts, outcomes, strict=True):
+        if isinstance(outcome, RowError):
+            with pytest.raises(RowError, match=str(outcome)):
+                backend.token_ids(prompt, 8)
+        else:
+            assert backend.token_ids(prompt, 8) == outcome
+
+
+def test_a_mistake_of_the_job_is_raised_by_a_batch_too(tokenizer: PreTrainedTokenizerBase) -> None:
+    with pytest.raises(ConfigError, match=r"input\.chat_template must not be false"):
+        renderer(tokenizer, chat_template=False).batch_token_ids([prompt_of("a"), prompt_of(QUESTION)], 8)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 
 from pipeline.config import SamplingConfig
@@ -21,8 +23,15 @@ def scheduler(
 
 
 def samples(length: int, n: int = 1, max_tokens: int = 50) -> list[Sequence]:
-    request = Request(f"row-{length}", tuple(range(length)), SamplingConfig(n=n, max_tokens=max_tokens))
+    """A prompt of its own for each length."""
+    prompt = tuple(range(1000 * length, 1001 * length))
+    request = Request(f"row-{length}", prompt, SamplingConfig(n=n, max_tokens=max_tokens))
     return [Sequence.create(request, i, i, frozenset(), 10_000) for i in range(n)]
+
+
+def submit(s: Scheduler, *sequences: Sequence) -> None:
+    for _, group in itertools.groupby(sequences, key=lambda sequence: id(sequence.request)):
+        s.submit(list(group))
 
 
 def run(s: Scheduler) -> Schedule:
@@ -44,7 +53,7 @@ def run(s: Scheduler) -> Schedule:
 def test_prompts_are_packed_and_chunked_behind_decoding() -> None:
     s = scheduler(max_tokens=100)
     (a,), (b,), (c,) = samples(60), samples(30), samples(90)
-    s.waiting.extend([a, b, c])
+    submit(s, a, b, c)
     assert run(s).chunks == [(a, 60), (b, 30), (c, 10)]
     second = run(s)
     assert second.decoding == [a, b]
@@ -55,7 +64,7 @@ def test_prompts_are_packed_and_chunked_behind_decoding() -> None:
 def test_a_slot_is_refilled_in_the_next_step() -> None:
     s = scheduler(max_sequences=2)
     (a,), (b,), (c,) = samples(5), samples(6), samples(7)
-    s.waiting.extend([a, b, c])
+    submit(s, a, b, c)
     run(s)
     assert s.running == [a, b]
     s.retire(a)
@@ -65,7 +74,7 @@ def test_a_slot_is_refilled_in_the_next_step() -> None:
 
 def test_never_more_running_than_rows_in_a_step() -> None:
     s = scheduler(max_sequences=8, max_tokens=2)
-    s.waiting.extend(sample for length in (3, 4, 5) for sample in samples(length))
+    submit(s, *(sample for length in (3, 4, 5) for sample in samples(length)))
     run(s)
     assert len(s.running) == 2
 
@@ -74,7 +83,7 @@ def test_samples_of_a_prompt_wait_for_its_prefill_and_share_it() -> None:
     s = scheduler()
     first, second, third = samples(20, n=3)
     (other,) = samples(9)
-    s.waiting.extend([first, second, third, other])
+    submit(s, first, second, third, other)
     assert run(s).chunks == [(first, 20), (other, 9)]  # the others of the prompt do not hold up the queue
     schedule = run(s)
     assert schedule.chunks == [(second, 1), (third, 1)]
@@ -85,7 +94,7 @@ def test_a_waiting_sample_inherits_the_slot_of_one_of_its_prompt() -> None:
     s = scheduler(max_sequences=1)
     first, second = samples(20, n=2)
     (other,) = samples(9)
-    s.waiting.extend([first, other, second])
+    submit(s, first, other, second)
     run(s)
     slot = first.slot
     s.retire(first)
@@ -93,9 +102,22 @@ def test_a_waiting_sample_inherits_the_slot_of_one_of_its_prompt() -> None:
     assert run(s).chunks == [(second, 1)]
 
 
+def test_an_heir_lends_its_prompt_in_turn() -> None:
+    s = scheduler(max_sequences=2)
+    first, second, third = samples(20, n=3)
+    (other,) = samples(9)
+    submit(s, first, other, second, third)
+    run(s)
+    s.retire(first)
+    assert s.running == [other, second]
+    run(s)
+    s.running.remove(other)  # its slot is for a sample that must copy
+    assert run(s).chunks == [(third, 1)]
+
+
 def test_one_token_prompts_do_not_wait_for_each_other() -> None:
     s = scheduler()
-    s.waiting.extend(samples(1, n=3))
+    submit(s, *samples(1, n=3))
     assert len(run(s).chunks) == 3
 
 
@@ -105,7 +127,7 @@ def test_admission_counts_growth_and_draft_rows() -> None:
     s = scheduler(slots=1, draft_rows=8)
     assert s.fits(sample)
     assert not scheduler(slots=1, draft_rows=9).fits(sample)
-    s.waiting.extend([sample, *samples(90, max_tokens=5)])
+    submit(s, sample, *samples(90, max_tokens=5))
     run(s)
     assert s.running == [sample]
 
@@ -113,7 +135,7 @@ def test_admission_counts_growth_and_draft_rows() -> None:
 def test_a_sequence_that_must_grow_sends_the_youngest_back_and_it_returns() -> None:
     s = scheduler(slots=3, max_tokens=1000)
     (old,), (young,) = samples(61, max_tokens=150), samples(60, max_tokens=150)
-    s.waiting.extend([old, young])
+    submit(s, old, young)
     while young in s.running or not old.started:
         run(s)
     assert list(s.waiting) == [young]
@@ -130,10 +152,99 @@ def test_remove_frees_waiting_and_running_samples() -> None:
     s = scheduler(max_sequences=2)
     doomed = samples(20, n=3)
     (other,) = samples(9)
-    s.waiting.extend([*doomed, other])
+    submit(s, *doomed, other)
     run(s)
     run(s)
     assert set(s.remove("row-20")) == set(doomed)
     assert s.running == [other]
     assert not s.waiting
     assert s.cache.used_bytes == SLOT
+
+
+def shared_head(name: str, head: int, own: int, n: int = 1) -> list[Sequence]:
+    """A prompt of `head` tokens that others have too, then `own` ones."""
+    start = 10_000 * int(name)
+    prompt = (*range(head), *range(start, start + own))
+    request = Request(f"row-{name}", prompt, SamplingConfig(n=n, max_tokens=20))
+    return [Sequence.create(request, i, i, frozenset(), 10_000) for i in range(n)]
+
+
+def test_prompts_with_a_common_head_wait_for_its_first_prefill() -> None:
+    s = scheduler(slots=40, max_tokens=1000)
+    (a,), (b,), (c,) = (shared_head(name, 70, 20) for name in "123")
+    (other,) = samples(9)
+    submit(s, a, b, c, other)
+    assert run(s).chunks == [(other, 9), (a, 90)]  # the longest limit first
+    second = run(s)
+    assert second.decoding == [other, a]
+    assert second.chunks == [(b, 26), (c, 26)]  # two whole blocks of the head were copied
+    assert s.prefixes.saved_tokens == 2 * 64
+
+
+def test_a_short_common_head_is_not_waited_for_but_used_once_it_is_there() -> None:
+    s = scheduler(slots=40, max_sequences=2, max_tokens=1000)
+    (a,), (b,), (c,) = (shared_head(name, 40, 20) for name in "123")
+    submit(s, a, b, c)
+    assert run(s).chunks == [(a, 60), (b, 60)]
+    s.retire(a)
+    assert run(s).chunks == [(c, 60 - 32)]
+
+
+def test_without_the_prefix_cache_only_equal_prompts_share() -> None:
+    s = Scheduler(KVCache(SHAPE, 40 * SLOT, 8), 8, 1000, 0, prefix_cache=False)
+    (a,), (b,), (twin,) = (shared_head(name, 70, 20) for name in "121")
+    submit(s, a, b, twin)
+    assert run(s).chunks == [(a, 90), (b, 90)]
+    assert run(s).chunks == [(twin, 1)]
+
+
+def test_a_kept_head_outlives_its_prompts_and_gives_way_to_slots() -> None:
+    s = scheduler(slots=8, max_sequences=2, max_tokens=1000)
+    (a,), (b,), (late,) = (shared_head(name, 70, 20) for name in "123")
+    submit(s, a, b)
+    run(s)
+    run(s)
+    s.retire(a)
+    s.retire(b)
+    assert s.cache.reserved_bytes == 64 * SHAPE.bytes_per_token
+    submit(s, late)
+    assert run(s).chunks == [(late, 26)]
+    s.retire(late)
+    (large,) = samples(900, max_tokens=20)  # needs the whole memory
+    submit(s, large)
+    assert run(s).chunks == [(large, 900)]
+    assert s.cache.reserved_bytes == 0
+
+
+def test_a_sequence_that_was_sent_back_copies_its_prompt_again() -> None:
+    s = scheduler(slots=8, max_tokens=1000)
+    a, b = shared_head("1", 90, 5), shared_head("2", 90, 8)
+    submit(s, *a, *b)
+    run(s)
+    run(s)
+    run(s)
+    emitted = len(b[0].tokens)
+    s._send_back(b[0])
+    schedule = run(s)
+    assert schedule.chunks == [(b[0], emitted - 64)]
+    assert len(b[0].tokens) == emitted + 1
+
+
+def test_the_longest_expected_goes_first_and_tells_how_much_is_left() -> None:
+    s = scheduler(max_sequences=1, max_tokens=1000)
+    (short,), (long,) = samples(5, max_tokens=10), samples(6, max_tokens=50)
+    submit(s, short, long)
+    schedule = run(s)
+    assert (s.running, schedule.num_waiting) == ([long], 1)
+    assert s.expected_remaining(long) == 49  # one of 50 is out, and nothing has finished yet
+    s.retire(long)
+    assert run(s).num_waiting == 0
+    assert s.running == [short]
+
+
+def test_a_full_batch_does_not_look_at_the_queue() -> None:
+    s = scheduler(max_sequences=1)
+    submit(s, *samples(5), *samples(6))
+    run(s)
+    s.waiting.candidates = lambda: (_ for _ in ()).throw(AssertionError("looked"))  # type: ignore[method-assign]
+    run(s)

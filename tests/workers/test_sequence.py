@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,26 @@ def test_stop_string_far_into_a_long_output(tokenizer: PreTrainedTokenizerBase) 
     s = sample(stop=["😀<stop>"], max_tokens=400)
     s.emit(text_ids(tokenizer, text), tokenizer)
     assert s.result(tokenizer, frozenset()).text == text.removesuffix("😀<stop>")
+
+
+def test_text_is_decoded_when_asked_for_and_in_any_thread(tokenizer: PreTrainedTokenizerBase) -> None:
+    texts = [f"The fox jumps {i} times@@" for i in range(200)]
+    results = []
+    for text in texts:
+        s = sample(stop=["@@"])
+        s.emit(text_ids(tokenizer, text), tokenizer)
+        results.append(s.result(tokenizer, frozenset()))
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(lambda result: result.text, results)) == [text.removesuffix("@@") for text in texts]
+
+
+def test_the_engine_does_not_decode_a_result(tokenizer: PreTrainedTokenizerBase) -> None:
+    s = sample(max_tokens=2)
+    s.emit([40, 41], tokenizer)
+    result = s.result(None, frozenset())  # type: ignore[arg-type]
+    assert result.token_ids == (40, 41)
+    with pytest.raises(AttributeError):
+        _ = result.text
 
 
 def test_no_stop_string_no_stop(tokenizer: PreTrainedTokenizerBase) -> None:

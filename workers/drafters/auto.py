@@ -1,10 +1,13 @@
-"""The best of the model-free drafters in one tree: suffix matches and recycled continuations."""
+"""The best of the model-free drafters in one tree: suffix matches, recycled continuations, lookahead n-grams."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from workers.drafters.base import DraftContext, Proposal, StepOutcome
 from workers.drafters.continuation_table import Context
-from workers.drafters.growth import MIN_CLAIM, Buckets, Candidate, grade, grow
+from workers.drafters.growth import NEGLIGIBLE, Buckets, Claim, Grower
+from workers.drafters.lookahead_window import LookaheadWindows
 from workers.drafters.recycling import RecyclingPredictor
 from workers.drafters.suffix import Matches, SuffixPredictor, trust
 
@@ -12,6 +15,9 @@ _TOP_K = 8
 _CONTEXT = 3
 _MAX_MATCH = 16
 _MAX_LENGTH = 8  # longer matches are calibrated together
+_LOOKAHEAD = "lookahead"
+_NGRAM = 4  # tokens of the n-grams of a lookahead window
+_MEMORY_STEPS = 500.0  # steps with a window after which old ones begin to fade
 
 _State = tuple[Matches, Context]
 
@@ -20,10 +26,13 @@ class _Blend:
     """Both predictors walk together, so that either goes on where the other has led, and a token that both expect gets
     the probability of both. The longer the suffix match, the more weight it has."""
 
-    def __init__(self, suffix: SuffixPredictor, recycling: RecyclingPredictor) -> None:
+    def __init__(self, suffix: SuffixPredictor, recycling: RecyclingPredictor, with_windows: bool) -> None:
         self._suffix = suffix
         self._recycling = recycling
-        self._buckets = Buckets()
+        self._with_windows = with_windows
+        self._by_lookahead = Buckets(_LOOKAHEAD)
+        self._by_suffix = Buckets(suffix.name)
+        self._by_recycling = Buckets(recycling.name)
 
     def root(self, context: DraftContext, end: int) -> _State:
         return self._suffix.root(context, end), self._recycling.root(context, end)
@@ -31,46 +40,107 @@ class _Blend:
     def advance(self, state: _State, token: int) -> _State:
         return self._suffix.advance(state[0], token), self._recycling.advance(state[1], token)
 
-    def candidates(self, state: _State) -> list[Candidate]:
-        """Each token under the name of the predictor that contributes more to its probability."""
+    def claims(self, state: _State, least: float) -> list[Claim]:
+        """Each token under the name of the predictor that contributes more to its probability, or of the lookahead
+        window when that alone foresaw it."""
+        claims = self._blended(state, least)
+        foreseen = self._recycling.foreseen(state[1]) if self._with_windows else None
+        if foreseen is None:
+            return claims
+        buckets = self._by_lookahead.of(min(len(state[0]), 1))
+        return [
+            (token, p, buckets[int(p * 4)] if token == foreseen and bucket.drafter == self._recycling.name else bucket)
+            for token, p, bucket in claims
+        ]
+
+    def _blended(self, state: _State, least: float) -> list[Claim]:
+        recycled, key_length = self._recycling.probabilities(state[1], least * NEGLIGIBLE)
+        if not state[0]:
+            buckets = self._by_recycling.of(0, key_length)
+            return [(token, p, buckets[int(p * 4)]) for token, p in recycled.items() if p > least]
         matched, length = self._suffix.probabilities(state[0])
-        recycled, key_length = self._recycling.probabilities(state[1])
         weight = trust(length)
-        by_suffix = self._buckets.of(self._suffix.name, min(length, _MAX_LENGTH), key_length)
-        by_recycling = self._buckets.of(self._recycling.name, min(length, _MAX_LENGTH), key_length)
-        candidates = []
-        for token in matched | recycled:
-            suffix_part = weight * matched.get(token, 0.0)
+        length = min(length, _MAX_LENGTH)
+        buckets = self._by_recycling.of(length, key_length)
+        claims = []
+        for token, p in recycled.items():
+            if token not in matched:
+                claimed = (1 - weight) * p
+                if claimed > least:
+                    claims.append((token, claimed, buckets[int(claimed * 4)]))
+        by_suffix = self._by_suffix.of(length, key_length)
+        for token, p in matched.items():
+            suffix_part = weight * p
             recycling_part = (1 - weight) * recycled.get(token, 0.0)
             claimed = suffix_part + recycling_part
-            if claimed > MIN_CLAIM:
-                buckets = by_suffix if suffix_part > recycling_part else by_recycling
-                candidates.append(Candidate(token, claimed, buckets[int(claimed * 4)]))
-        return candidates
+            if claimed > least:
+                own = by_suffix if suffix_part > recycling_part else buckets
+                claims.append((token, claimed, own[int(claimed * 4)]))
+        return claims
+
+
+class _WindowYield:
+    """How many tokens per step the nodes brought that only windows had foreseen: a fading mean.
+
+    It starts high, so that the window gets tried, and is at home after some hundred steps.
+    """
+
+    def __init__(self) -> None:
+        self._accepted = 6.0
+        self._steps = 20.0
+
+    @property
+    def value(self) -> float:
+        return self._accepted / self._steps
+
+    def record(self, accepted: int, window_ran: bool) -> None:
+        self._accepted += accepted
+        self._steps += window_ran
+        if self._steps > _MEMORY_STEPS:
+            self._accepted /= 2
+            self._steps /= 2
 
 
 class AutoDrafter:
-    """Suffix and recycling, blended."""
+    """Suffix and recycling, blended. With `lookahead_width` > 0 it offers the rows of a lookahead window of so many
+    columns; the n-grams found there stand in for recycled candidates that are not known yet."""
 
     name = "auto"
     top_k = _TOP_K
 
-    def __init__(self) -> None:
+    def __init__(self, lookahead_width: int = 0) -> None:
         self._suffix = SuffixPredictor(_MAX_MATCH, use_finished=True)
         self._recycling = RecyclingPredictor(_TOP_K, _CONTEXT)
-        self._blend = _Blend(self._suffix, self._recycling)
+        self._windows = LookaheadWindows(lookahead_width, _NGRAM) if lookahead_width else None
+        self._grower = Grower(_Blend(self._suffix, self._recycling, with_windows=lookahead_width > 0))
+        self._yield = _WindowYield()
 
     def start(self, context: DraftContext) -> None:
         self._suffix.start(context)
+        if self._windows is not None:
+            self._windows.start(context)
 
-    def propose(self, context: DraftContext, max_rows: int) -> Proposal:
-        return Proposal(grow(self._blend, self._blend.root(context, len(context.tokens)), max_rows))
+    def propose(self, contexts: Sequence[DraftContext], max_rows: Sequence[int], min_score: float) -> list[Proposal]:
+        proposals = self._grower.propose(contexts, max_rows, min_score)
+        if self._windows is None:
+            return proposals
+        return [
+            Proposal(proposal.draft, self._windows.rows(context), self._yield.value) if rows else proposal
+            for proposal, context, rows in zip(proposals, contexts, max_rows, strict=True)
+        ]
 
     def observe(self, context: DraftContext, outcome: StepOutcome) -> None:
-        root = self._blend.root(context, len(context.tokens) - len(outcome.emitted))
-        grade(self._blend, root, outcome.emitted)
-        self._suffix.extend(context, outcome.emitted)
-        self._recycling.learn(root[1], outcome)
+        _, before = self._grower.grade(context, outcome.emitted)
+        self._suffix.catch_up(context, len(context.tokens))
+        self._recycling.learn(before, outcome)
+        if self._windows is not None:
+            for ngram in self._windows.observe(context, outcome):
+                self._recycling.learn_foreseen(ngram)
+            accepted = sum(outcome.draft.drafters[row - 1] == _LOOKAHEAD for row in outcome.path[1:])
+            self._yield.record(accepted, window_ran=bool(outcome.extra_picks))
 
     def finish(self, context: DraftContext) -> None:
+        self._grower.forget(context)
         self._suffix.finish(context)
+        if self._windows is not None:
+            self._windows.finish(context)

@@ -7,12 +7,17 @@ It sees the committed tokens of a sequence (`DraftContext`), proposes a tree of 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+
+from pipeline.config import SamplingConfig
+from workers.randomness import NoiseKey
+
+GREEDY = SamplingConfig(temperature=0.0)
 
 
 @dataclass(slots=True)
@@ -20,13 +25,15 @@ class DraftContext:
     """The drafter's view of one running sample. Read only for drafters.
 
     `key` is unique among all samples that an engine ever runs; `group` is shared by the samples of one prompt. `tokens`
-    is prompt + output, so `tokens[-1]` is the pending token.
+    is prompt + output, so `tokens[-1]` is the pending token. `sampling` and `noise` say how its tokens are picked.
     """
 
     key: int
     group: str
     tokens: list[int]
     prompt_length: int
+    sampling: SamplingConfig = GREEDY
+    noise: NoiseKey = (0, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +56,12 @@ class Draft:
     def __post_init__(self) -> None:
         assert len(self.tokens) == len(self.parents) == len(self.scores) == len(self.drafters), self
         assert all(-1 <= parent < i for i, parent in enumerate(self.parents)), self
+
+    @classmethod
+    def chain(cls, tokens: tuple[int, ...], drafter: str, scores: tuple[float, ...] | None = None) -> Draft:
+        """A draft without branches; scores are 0 unless given."""
+        size = len(tokens)
+        return cls(tokens, tuple(range(-1, size - 1)), scores or (0.0,) * size, (drafter,) * size)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -126,10 +139,15 @@ class StepOutcome:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """What a drafter wants in the next step of one sequence."""
+    """What a drafter wants in the next step of one sequence.
+
+    `extra_yield` is the measured number of further accepted tokens per step that running the `extra` rows brings; by it
+    they are bought or not.
+    """
 
     draft: Draft = EMPTY_DRAFT
     extra: ExtraRows | None = None
+    extra_yield: float = 0.0
 
 
 EMPTY_PROPOSAL = Proposal()
@@ -138,9 +156,11 @@ EMPTY_PROPOSAL = Proposal()
 class Drafter(Protocol):
     """One way of guessing. One instance serves all sequences of an engine.
 
-    The engine calls `start` once when a sample begins to decode, then per step `propose` and `observe` (when `observe`
-    runs, `context.tokens` already ends with the emitted tokens), and `finish` once when the sample ends. Between
-    `propose` and `observe` of one sequence, other sequences' calls come.
+    The engine calls `start` once when a sample begins to decode, and `finish` once when it ends. In between, `propose`
+    comes at most once a step, for all samples that decode, and `observe` once for each sample's part of the step (when
+    it runs, `context.tokens` already ends with the emitted tokens). Neither need come: while guesses do not pay the
+    engine leaves both out, so a drafter that keeps something per sample must look in `context.tokens` for what went by
+    unobserved. `observe` may come without a `propose` of that step.
     """
 
     name: str
@@ -149,8 +169,12 @@ class Drafter(Protocol):
 
     def start(self, context: DraftContext) -> None: ...
 
-    def propose(self, context: DraftContext, max_rows: int) -> Proposal:
-        """At most `max_rows` draft nodes, best first growth; fewer where guesses are not worth a row."""
+    def propose(self, contexts: Sequence[DraftContext], max_rows: Sequence[int], min_score: float) -> list[Proposal]:
+        """One proposal for each context, of at most `max_rows[i]` draft nodes (0: no draft is wanted).
+
+        Nodes that score below `min_score` >= 0 are not worth a row in this step. Drafters whose scores mean something
+        leave them out, which also saves the time to find them; others may ignore it.
+        """
         ...
 
     def observe(self, context: DraftContext, outcome: StepOutcome) -> None: ...

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal
 
-from workers.drafters.base import Draft, DraftContext, Proposal, StepOutcome
+from workers.drafters.base import EMPTY_PROPOSAL, Draft, DraftContext, Proposal, StepOutcome
 from workers.drafters.chains import AcceptanceByDepth, random_of
 from workers.drafters.suffix import SuffixPredictor
 
@@ -24,26 +25,28 @@ class JacobiDrafter:
     def __init__(self, init: Literal["copy", "random", "suffix"]) -> None:
         self._init = init
         self._suffix = SuffixPredictor(_MAX_MATCH, use_finished=True) if init == "suffix" else None
-        self._guesses: dict[int, list[int]] = {}
+        self._guesses: dict[int, tuple[int, list[int]]] = {}  # tokens that were committed then, guesses after them
         self._acceptance = AcceptanceByDepth(self.name)
 
     def start(self, context: DraftContext) -> None:
-        self._guesses[context.key] = []
+        self._guesses[context.key] = (len(context.tokens), [])
         if self._suffix is not None:
             self._suffix.start(context)
 
-    def propose(self, context: DraftContext, max_rows: int) -> Proposal:
-        chain = self._guesses[context.key][:max_rows]
-        chain += self._fill(context, chain, max_rows - len(chain))
-        size = len(chain)
-        draft = Draft(tuple(chain), tuple(range(-1, size - 1)), (0.0,) * size, (self.name,) * size)
-        return Proposal(self._acceptance.scored(draft))
+    def propose(self, contexts: Sequence[DraftContext], max_rows: Sequence[int], min_score: float) -> list[Proposal]:
+        return [self._proposal(context, rows) for context, rows in zip(contexts, max_rows, strict=True)]
+
+    def _proposal(self, context: DraftContext, rows: int) -> Proposal:
+        if rows == 0:
+            return EMPTY_PROPOSAL
+        made_at, guesses = self._guesses[context.key]
+        chain = guesses[:rows] if made_at == len(context.tokens) else []  # what went by unobserved refuted the rest
+        chain += self._fill(context, chain, rows - len(chain))
+        return Proposal(self._acceptance.scored(Draft.chain(tuple(chain), self.name)))
 
     def observe(self, context: DraftContext, outcome: StepOutcome) -> None:
         self._acceptance.record(outcome)
-        self._guesses[context.key] = list(outcome.picks[len(outcome.emitted) :])
-        if self._suffix is not None:
-            self._suffix.extend(context, outcome.emitted)
+        self._guesses[context.key] = (len(context.tokens), list(outcome.picks[len(outcome.emitted) :]))
 
     def finish(self, context: DraftContext) -> None:
         del self._guesses[context.key]

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from workers.drafters.base import DraftContext, Proposal, StepOutcome
 from workers.drafters.groups import PerGroup
-from workers.drafters.growth import MIN_CLAIM, Buckets, Candidate, grade, grow
-from workers.drafters.suffix_index import Match, SuffixIndex
+from workers.drafters.growth import Buckets, Claim, Grower
+from workers.drafters.suffix_index import Match, SuffixIndex, followed
 
 _FINISHED_TOKENS = 1 << 17  # of finished outputs that are remembered: some 40 MB
 _MAX_LENGTH = 12  # longer matches are calibrated together
@@ -33,15 +33,16 @@ class SuffixPredictor:
         self._max_match = max_match
         self._groups = PerGroup(SuffixIndex)
         self._finished = SuffixIndex(key_lengths=(2,), max_tokens=_FINISHED_TOKENS) if use_finished else None
-        self._buckets = Buckets()
+        self._buckets = Buckets(self.name)
 
     def start(self, context: DraftContext) -> None:
         """The first sample of a group brings the prompt to the index, the others only what they have beyond it."""
         first = 0 if self._groups.enter(context.group) else context.prompt_length
         self._groups[context.group].add(context.key, context.tokens, first)
 
-    def extend(self, context: DraftContext, tokens: Sequence[int]) -> None:
-        self._groups[context.group].extend(context.key, tokens)
+    def catch_up(self, context: DraftContext, end: int) -> None:
+        """Index the first `end` tokens of a sample as far as they are not."""
+        self._groups[context.group].extend(context.key, context.tokens, end)
 
     def finish(self, context: DraftContext) -> None:
         self._groups.leave(context.group)
@@ -50,39 +51,44 @@ class SuffixPredictor:
             self._finished.add(context.key, context.tokens[start:], first=context.prompt_length - start)
 
     def root(self, context: DraftContext, end: int) -> Matches:
+        self.catch_up(context, end)
         return self._matches(context.group, context.tokens, end, context.key)
 
     def advance(self, state: Matches, token: int) -> Matches:
-        return [after for match in state if match.token == token and (after := match.after()) is not None]
+        return followed(state, token)
 
     def probabilities(self, state: Matches) -> tuple[dict[int, float], int]:
         """Each match votes for the token that followed it, with a weight that doubles with every token of its length.
         Also the length of the longest match (0: no match, no probabilities)."""
-        longest = max((match.length for match in state), default=0)
+        if not state:
+            return {}, 0
+        longest = max(match[2] for match in state)
         votes: dict[int, float] = {}
-        for match in state:
-            votes[match.token] = votes.get(match.token, 0.0) + 2.0 ** (match.length - longest)
+        for document, position, length, _ in state:
+            token = document[position]
+            votes[token] = votes.get(token, 0.0) + 2.0 ** (length - longest)
         total = sum(votes.values())
         return {token: vote / total for token, vote in votes.items()}, longest
 
-    def candidates(self, state: Matches) -> list[Candidate]:
+    def claims(self, state: Matches, least: float) -> list[Claim]:
         probabilities, longest = self.probabilities(state)
-        buckets = self._buckets.of(self.name, min(longest, _MAX_LENGTH), min(len(state), 3))
+        buckets = self._buckets.of(min(longest, _MAX_LENGTH), min(len(state), 3))
         return [
-            Candidate(token, claimed, buckets[int(claimed * 4)])
+            (token, claimed, buckets[int(claimed * 4)])
             for token, p in probabilities.items()
-            if (claimed := p * trust(longest)) > MIN_CLAIM
+            if (claimed := p * trust(longest)) > least
         ]
 
     def continuation(self, context: DraftContext, guesses: list[int], count: int) -> list[int]:
         """The likeliest `count` tokens after the committed ones and `guesses`; fewer where the matches end."""
+        self.catch_up(context, len(context.tokens))
         tokens = context.tokens[-self._max_match :] + guesses
         state = self._matches(context.group, tokens, len(tokens), own=None)
         chain: list[int] = []
         while state and len(chain) < count:
-            best = max(self.candidates(state), key=lambda candidate: candidate.claimed)
-            chain.append(best.token)
-            state = self.advance(state, best.token)
+            probabilities, _ = self.probabilities(state)
+            chain.append(max(probabilities, key=probabilities.__getitem__))
+            state = self.advance(state, chain[-1])
         return chain
 
     def _matches(self, group: str, tokens: Sequence[int], end: int, own: int | None) -> Matches:
@@ -100,17 +106,18 @@ class SuffixDrafter:
 
     def __init__(self, max_match: int, use_finished: bool) -> None:
         self._predictor = SuffixPredictor(max_match, use_finished)
+        self._grower = Grower(self._predictor)
 
     def start(self, context: DraftContext) -> None:
         self._predictor.start(context)
 
-    def propose(self, context: DraftContext, max_rows: int) -> Proposal:
-        return Proposal(grow(self._predictor, self._predictor.root(context, len(context.tokens)), max_rows))
+    def propose(self, contexts: Sequence[DraftContext], max_rows: Sequence[int], min_score: float) -> list[Proposal]:
+        return self._grower.propose(contexts, max_rows, min_score)
 
     def observe(self, context: DraftContext, outcome: StepOutcome) -> None:
-        before = len(context.tokens) - len(outcome.emitted)
-        grade(self._predictor, self._predictor.root(context, before), outcome.emitted)
-        self._predictor.extend(context, outcome.emitted)
+        self._grower.grade(context, outcome.emitted)
+        self._predictor.catch_up(context, len(context.tokens))
 
     def finish(self, context: DraftContext) -> None:
+        self._grower.forget(context)
         self._predictor.finish(context)

@@ -3,33 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+
+Match = tuple[list[int], int, int, int]
+"""An earlier occurrence of the last tokens of a context: (document, position, length, restart).
+
+`document[position]` followed the last `length` tokens. `restart` is where reading goes on at the end of the document:
+the first position of the match when the document ends with the context itself (what repeats once may repeat again),
+else -1. A plain tuple, because a step makes dozens of them.
+"""
 
 
-class Match(NamedTuple):
-    """An earlier occurrence of the last `length` tokens of a context: `document[position]` followed them.
-
-    `restart` is where reading goes on at the end of the document: the first position of the match when the document
-    ends with the context itself (what repeats once may repeat again), else -1.
-    """
-
-    document: list[int]
-    position: int
-    length: int
-    restart: int = -1
-
-    @property
-    def token(self) -> int:
-        return self.document[self.position]
-
-    def after(self) -> Match | None:
-        """The match with one more token, None at the end of the document."""
-        position = self.position + 1
-        if position >= len(self.document):
-            if self.restart < 0:
-                return None
-            position = self.restart
-        return Match(self.document, position, self.length + 1, self.restart)
+def followed(matches: Sequence[Match], token: int) -> list[Match]:
+    """The matches that foretold `token`, with one more token each; those that end with their document are left out."""
+    longer = []
+    for document, position, length, restart in matches:
+        if document[position] == token:
+            position += 1
+            if position == len(document):
+                if restart < 0:
+                    continue
+                position = restart
+            longer.append((document, position, length + 1, restart))
+    return longer
 
 
 class SuffixIndex:
@@ -45,7 +40,7 @@ class SuffixIndex:
         self._max_tokens = max_tokens
         self._num_tokens = 0
         self._documents: dict[int, list[int]] = {}
-        self._places: dict[tuple[int, ...], list[tuple[int, int]]] = {}
+        self._places: dict[tuple[int, ...], list[tuple[list[int], int]]] = {}  # (document, position of what followed)
 
     def __len__(self) -> int:
         """Tokens of all documents."""
@@ -64,21 +59,22 @@ class SuffixIndex:
         assert name not in self._documents, name
         self._documents[name] = list(tokens[:first])
         self._num_tokens += min(first, len(tokens))
-        self.extend(name, tokens[first:])
+        self.extend(name, tokens, len(tokens))
 
-    def extend(self, name: int, tokens: Sequence[int]) -> None:
-        """Append tokens to a document."""
+    def extend(self, name: int, tokens: Sequence[int], end: int) -> None:
+        """Append what `tokens[:end]`, of which the document is a part, has beyond it."""
         document = self._documents[name]
-        for token in tokens:
-            end = len(document)
+        start = len(document)
+        for token in tokens[start:end]:
+            position = len(document)
             for length in self._key_lengths:
-                if length <= end:
-                    places = self._places.setdefault(tuple(document[end - length :]), [])
-                    places.append((name, end))
+                if length <= position:
+                    places = self._places.setdefault(tuple(document[position - length :]), [])
+                    places.append((document, position))
                     if len(places) >= 2 * self._max_positions:
                         del places[: -self._max_positions]
             document.append(token)
-        self._num_tokens += len(tokens)
+        self._num_tokens += len(document) - start
         while self._max_tokens and self._num_tokens > self._max_tokens and len(self._documents) > 1:
             self.drop(next(iter(self._documents)))
 
@@ -90,7 +86,7 @@ class SuffixIndex:
             tuple(document[end - length : end]) for length in self._key_lengths for end in range(length, len(document))
         }
         for key in keys & self._places.keys():
-            places = [place for place in self._places[key] if place[0] != name]
+            places = [place for place in self._places[key] if place[0] is not document]
             if places:
                 self._places[key] = places
             else:
@@ -103,21 +99,19 @@ class SuffixIndex:
         Worked example: after `a b c a b` with key lengths (2, 1), key (a, b) has one place, followed by c: one match of
         length 2 at position 2, which goes on c, a, b, c, a, b, ..
         """
-        for length in self._key_lengths:
-            places = self._places.get(tuple(tokens[end - length : end])) if length <= min(end, max_length) else None
+        for known in self._key_lengths:
+            places = self._places.get(tuple(tokens[end - known : end])) if known <= min(end, max_length) else None
             if places:
-                return [
-                    self._match(name, position, tokens, end, length, max_length, own)
-                    for name, position in places[: -self._max_positions - 1 : -1]
-                ]
-        return []
-
-    def _match(
-        self, name: int, position: int, tokens: Sequence[int], end: int, known: int, max_length: int, own: int | None
-    ) -> Match:
-        document = self._documents[name]
-        limit = min(max_length, position, end)
-        length = known
-        while length < limit and document[position - 1 - length] == tokens[end - 1 - length]:
-            length += 1
-        return Match(document, position, length, position if name == own else -1)
+                break
+        else:
+            return []
+        own_document = None if own is None else self._documents[own]
+        last = end - 1
+        matches = []
+        for document, position in places[: -self._max_positions - 1 : -1]:
+            limit = min(max_length, position, end)
+            length, before = known, position - 1
+            while length < limit and document[before - length] == tokens[last - length]:
+                length += 1
+            matches.append((document, position, length, position if document is own_document else -1))
+        return matches

@@ -43,7 +43,7 @@ class ToyEngine:
 
     def step(self, drafter: Drafter, model: Model, context: DraftContext, max_rows: int, room: int) -> StepOutcome:
         """Propose, verify, append at most `room` tokens, observe."""
-        proposal = drafter.propose(context, max_rows)
+        proposal = drafter.propose([context], [max_rows], 0.0)[0]
         draft = proposal.draft
         assert len(draft) <= max_rows
         check_tree(draft)

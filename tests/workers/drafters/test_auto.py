@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.config import AutoConfig
 from workers.drafters.auto import AutoDrafter
 from workers.drafters.base import EMPTY_DRAFT, DraftContext, StepOutcome
 
@@ -28,7 +29,7 @@ def test_each_node_is_named_after_its_true_origin() -> None:
     first = started(0, [7, 2], drafter)
     observed(drafter, first, 50, [50, 51])
     context = started(1, [0, 1, 2, 3, 4, 0, 1, 2], drafter)
-    draft = drafter.propose(context, 16).draft
+    draft = drafter.propose([context], [16], 0.0)[0].draft
     origin = {
         token: name
         for token, parent, name in zip(draft.tokens, draft.parents, draft.drafters, strict=True)
@@ -43,7 +44,7 @@ def test_agreement_counts_more_than_either_alone() -> None:
         drafter = AutoDrafter()
         observed(drafter, started(0, [7, 2], drafter), rows_say, [rows_say])
         context = started(1, [0, 1, 2, prompt_says, 4, 0, 1, 2], drafter)
-        draft = drafter.propose(context, 16).draft
+        draft = drafter.propose([context], [16], 0.0)[0].draft
         return {t: s for t, s, p in zip(draft.tokens, draft.scores, draft.parents, strict=True) if p < 0}[3]
 
     assert score(3, 3) > score(3, 50)
@@ -57,7 +58,7 @@ def test_one_goes_on_where_the_other_has_led() -> None:
     first = started(1, [30, 31, 5], drafter)
     drafter.finish(first)
     context = started(2, [1, 2, 5, 9, 1, 2], drafter)
-    draft = drafter.propose(context, 16).draft
+    draft = drafter.propose([context], [16], 0.0)[0].draft
     five = draft.tokens.index(5)
     names = {(t, p): name for t, p, name in zip(draft.tokens, draft.parents, draft.drafters, strict=True)}
     assert names[(5, -1)] == "suffix"
@@ -96,3 +97,56 @@ def test_scores_become_probabilities(engine: Any) -> None:
 def test_runs_repeat_themselves(engine: Any, model: Any) -> None:
     first, second = (engine.decode(AutoDrafter(), model, [5, 6, 7], 80) for _ in range(2))
     assert first.drafts == second.drafts
+
+
+def test_nodes_below_the_least_score_are_left_out(engine: Any) -> None:
+    drafter = AutoDrafter()
+    engine.decode(drafter, lambda prefix: (prefix[-1] * 31 + prefix[-2] * 17 + 5) % 89, [1, 2, 3], 60)
+    context = DraftContext(9, "h", [9, 2, 3], 2)
+    drafter.start(context)
+    every = drafter.propose([context], [16], 0.0)[0].draft
+    some = drafter.propose([context], [16], 0.5)[0].draft
+    assert min(every.scores) < 0.5 < max(every.scores)
+    assert some.scores == tuple(score for score in every.scores if score >= 0.5)
+
+
+def test_samples_are_proposed_for_together() -> None:
+    drafter = AutoDrafter()
+    contexts = [started(key, [0, 1, 2, 3 + key, 4, 0, 1, 2], drafter) for key in range(3)]
+    proposals = drafter.propose(contexts, [1, 0, 1], 0.0)
+    assert [proposal.draft.tokens for proposal in proposals] == [(3,), (), (5,)]
+
+
+def test_window_rows_are_offered_with_their_yield(engine: Any) -> None:
+    """Blocks such as 20 21 22 23 whose first token alone stands in the prompt: only the window can foresee them."""
+
+    def blocks(prefix: Any) -> int:
+        block, place = divmod(prefix[-1], 10)
+        return prefix[-1] + 1 if place < 3 else block * 2 % 11 * 10
+
+    prompt = [20, 30, 40, 50, 60, 70, 80, 90, 100, 10]
+    drafter = AutoDrafter(lookahead_width=8)
+    context = engine.context(blocks, prompt)
+    drafter.start(context)
+    assert drafter.propose([context], [0], 0.0)[0].extra is None
+    first = drafter.propose([context], [4], 0.0)[0]
+    assert first.extra is not None
+    assert len(first.extra) == 7  # a window of one level, filled in the next steps
+    accepted = []
+    for _ in range(20):
+        outcome = engine.step(drafter, blocks, context, max_rows=12, room=99)
+        accepted += [outcome.draft.drafters[row - 1] for row in outcome.path[1:]]
+    assert context.tokens[10:] == engine.plain(blocks, prompt, len(context.tokens) - 10)
+    assert accepted.count("lookahead") >= 3
+    assert len(drafter.propose([context], [4], 0.0)[0].extra) == AutoConfig(lookahead_width=8).extra_rows
+    fruitful = drafter.propose([context], [4], 0.0)[0].extra_yield
+    for _ in range(100):
+        context.tokens.append(context.tokens[-1] + 100)
+        drafter.observe(context, fruitless(context.tokens[-1], width=8))
+    assert 0 < drafter.propose([context], [4], 0.0)[0].extra_yield < fruitful / 2
+
+
+def fruitless(token: int, width: int) -> StepOutcome:
+    """A step that accepted nothing while its window ran."""
+    top = np.arange(700, 708)[None]
+    return StepOutcome(EMPTY_DRAFT, (token,), (0,), (token,), top, np.full((1, 8), 0.1, np.float32), (0,) * width)

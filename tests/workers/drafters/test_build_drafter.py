@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,12 +10,18 @@ from pipeline.config import (
     AutoConfig,
     AutoregressiveConfig,
     DecodingConfig,
+    DraftModelConfig,
+    EngineConfig,
     JacobiConfig,
     LookaheadConfig,
+    ModelConfig,
+    PromptLookupConfig,
     RecyclingConfig,
     SuffixConfig,
 )
-from workers.drafters import build_drafter
+from workers.drafters.base import Drafter
+from workers.drafters.build import build_drafter
+from workers.model_loading import LoadedModel, load_model
 
 CONFIGS: list[DecodingConfig] = [
     JacobiConfig(),
@@ -26,16 +34,35 @@ CONFIGS: list[DecodingConfig] = [
     RecyclingConfig(),
     RecyclingConfig(top_k=1, context=1),
     AutoConfig(),
+    AutoConfig(lookahead_width=3),
+    PromptLookupConfig(),
+    PromptLookupConfig(max_match=1, window=9),
+    DraftModelConfig(model="llama"),
 ]
 
 
-def test_plain_decoding_has_no_drafter() -> None:
-    assert build_drafter(AutoregressiveConfig()) is None
+@pytest.fixture(scope="module")
+def target(tiny_model_dir: Callable[[str], Path]) -> LoadedModel:
+    return load_model(ModelConfig(id=str(tiny_model_dir("mistral"))))
+
+
+@pytest.fixture
+def build(target: LoadedModel, tiny_model_dir: Callable[[str], Path]) -> Callable[[DecodingConfig], Drafter | None]:
+    def build_one(config: DecodingConfig) -> Drafter | None:
+        if isinstance(config, DraftModelConfig):
+            config = DraftModelConfig(model=str(tiny_model_dir(config.model)))
+        return build_drafter(config, target, EngineConfig())
+
+    return build_one
+
+
+def test_plain_decoding_has_no_drafter(build: Any) -> None:
+    assert build(AutoregressiveConfig()) is None
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_every_strategy_decodes_as_plain_decoding(config: DecodingConfig, engine: Any, model: Any) -> None:
-    drafter = build_drafter(config)
+def test_every_strategy_decodes_as_plain_decoding(config: DecodingConfig, build: Any, engine: Any, model: Any) -> None:
+    drafter = build(config)
     assert drafter is not None
     assert drafter.name == config.strategy
     decoded = engine.decode(drafter, model, [5, 6, 7], max_tokens=60, max_rows=10)
@@ -43,9 +70,11 @@ def test_every_strategy_decodes_as_plain_decoding(config: DecodingConfig, engine
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=str)
-def test_every_strategy_lives_with_windows_that_come_and_go(config: DecodingConfig, engine: Any, model: Any) -> None:
+def test_every_strategy_lives_with_windows_that_come_and_go(
+    config: DecodingConfig, build: Any, engine: Any, model: Any
+) -> None:
     """Samples of one prompt interleaved, with windows that change from step to step, none included."""
-    drafter = build_drafter(config)
+    drafter = build(config)
     assert drafter is not None
     contexts = [engine.context(model, [5, 6, 7], key=key) for key in range(3)]
     for context in contexts:
@@ -56,3 +85,21 @@ def test_every_strategy_lives_with_windows_that_come_and_go(config: DecodingConf
     for context in contexts:
         assert context.tokens[3:] == engine.plain(model, [5, 6, 7], len(context.tokens) - 3)
         drafter.finish(context)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=str)
+def test_every_strategy_lives_with_steps_that_go_by_unobserved(
+    config: DecodingConfig, build: Any, engine: Any, model: Any
+) -> None:
+    """Stretches in which the engine asks for nothing and tells nothing, also right after the start and at the end."""
+    drafter = build(config)
+    assert drafter is not None
+    context = engine.context(model, [5, 6, 7])
+    drafter.start(context)
+    for stretch in range(8):
+        context.tokens += engine.plain(model, context.tokens, stretch % 4 * 3)
+        for _ in range(4):
+            engine.step(drafter, model, context, max_rows=6, room=99)
+    assert context.tokens[3:] == engine.plain(model, [5, 6, 7], len(context.tokens) - 3)
+    context.tokens += engine.plain(model, context.tokens, 5)
+    drafter.finish(context)

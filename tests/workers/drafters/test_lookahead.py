@@ -1,114 +1,24 @@
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 
-from workers.drafters.base import DraftContext, StepOutcome
-from workers.drafters.lookahead import Levels, LookaheadDrafter, slide, window_rows
-
-_, X = -1, 99
-
-
-def test_rows_of_a_full_window() -> None:
-    """W = 3, N = 4: cells (0,1) (0,2) (1,0) (1,1) (1,2) (2,0) (2,1) (2,2); cell (0,0) is the pending row."""
-    rows = window_rows([[_, 11, 12], [20, 21, 22], [30, 31, 32]])
-    assert rows.tokens == (11, 12, 20, 21, 22, 30, 31, 32)
-    assert rows.offsets == (1, 2, 1, 2, 3, 2, 3, 4)
-    assert rows.sampled == (5, 6, 7)
-    assert rows.mask_EE.astype(int).tolist() == [
-        [1, 0, 0, 0, 0, 0, 0, 0],
-        [1, 1, 0, 0, 0, 0, 0, 0],
-        [0, 0, 1, 0, 0, 0, 0, 0],
-        [1, 0, 0, 1, 0, 0, 0, 0],
-        [1, 1, 0, 0, 1, 0, 0, 0],
-        [0, 0, 1, 0, 0, 1, 0, 0],
-        [1, 0, 0, 1, 0, 0, 1, 0],
-        [1, 1, 0, 0, 1, 0, 0, 1],
-    ]
-
-
-def test_rows_of_a_first_window() -> None:
-    """One level: a chain behind the pending token; the first sampled cell is the pending row itself."""
-    rows = window_rows([[_, 11, 12]])
-    assert rows.tokens == (11, 12)
-    assert rows.offsets == (1, 2)
-    assert rows.sampled == (0, 1)
-    assert rows.mask_EE.tolist() == [[True, False], [True, True]]
-
-
-def test_rows_of_the_smallest_windows() -> None:
-    assert len(window_rows([[_]])) == 0
-    rows = window_rows([[_], [20]])
-    assert (rows.tokens, rows.offsets, rows.sampled) == ((20,), (1,), (0,))
-    assert rows.mask_EE.tolist() == [[True]]
-
-
-@pytest.mark.parametrize(
-    ("emitted", "expected"),
-    [
-        (1, [[20, 21, 22], [30, 31, 32], [40, 41, 42]]),
-        (2, [[21, 22, X], [31, 32, X], [41, 42, X]]),
-        (3, [[22, X, X], [32, X, X], [42, X, X]]),
-        (4, [[X, X, X], [X, X, X], [X, X, X]]),  # a full match: N - 1 drafts and the bonus token, none is lost
-        (9, [[X, X, X], [X, X, X], [X, X, X]]),
-    ],
-)
-def test_a_full_window_shifts_up_and_slides(emitted: int, expected: Levels) -> None:
-    levels = [[_, 11, 12], [20, 21, 22], [30, 31, 32]]
-    assert slide(levels, [40, 41, 42], emitted, max_levels=3, fill=lambda: X) == expected
-
-
-def test_a_window_that_fills_keeps_its_levels() -> None:
-    assert slide([[_, 11, 12]], [20, 21, 22], 1, 3, lambda: X) == [[11, 12, X], [21, 22, X]]
-    assert slide([[_, 11, 12]], [20, 21, 22], 2, 3, lambda: X) == [[12, X, X], [22, X, X]]
-
-
-def test_a_window_that_was_not_run_slides_only() -> None:
-    levels = [[_, 11, 12], [20, 21, 22]]
-    assert slide(levels, [], 1, 2, lambda: X) == [[11, 12, X], [21, 22, X]]
-
-
-@pytest.mark.parametrize(("width", "ngram"), [(1, 2), (1, 4), (3, 2), (3, 4), (5, 4), (4, 6)])
-def test_slide_equals_bookkeeping_by_position(width: int, ngram: int) -> None:
-    """Brute force: cells keep their absolute position for life; a shift only lowers their level by one."""
-    generator = random.Random(width * 10 + ngram)
-    levels: Levels = [[generator.randrange(1000) for _ in range(width)]]
-    pending = 0
-    cells = {(0, column): token for column, token in enumerate(levels[0])}  # (level, position) -> token
-    for _step in range(60):
-        predicted = [generator.randrange(1000) for _ in range(width)]
-        emitted = generator.choice([1, 1, 1, 2, 3, ngram])
-        for column, token in enumerate(predicted):
-            cells[(len(levels), pending + len(levels) + column)] = token
-        if len(levels) == ngram - 1:
-            cells = {(level - 1, position): token for (level, position), token in cells.items() if level > 0}
-        levels = slide(levels, predicted, emitted, ngram - 1, lambda: X)
-        pending += emitted
-        for level, tokens in enumerate(levels):
-            for column, token in enumerate(tokens):
-                position = pending + level + column
-                if token == X:
-                    assert (level, position) not in cells or cells[(level, position)] == X
-                    cells[(level, position)] = X
-                else:
-                    assert cells[(level, position)] == token
-    assert len(levels) == ngram - 1
+from workers.drafters.base import EMPTY_DRAFT, DraftContext, StepOutcome
+from workers.drafters.lookahead import LookaheadDrafter
 
 
 def test_draft_is_the_trie_of_the_pool() -> None:
     drafter = LookaheadDrafter(width=3, ngram=3, candidates=3)
     context = DraftContext(0, "g", [1, 2, 3, 1, 2, 4, 1, 5, 6, 1], 9)
     drafter.start(context)
-    draft = drafter.propose(context, 5).draft
+    draft = drafter.propose([context], [5], 0.0)[0].draft
     assert draft.tokens == (5, 6, 2, 4, 3)  # latest first: 5 6, then 2 4 and 2 3 under one node
     assert draft.parents == (-1, 0, -1, 2, 2)
     assert draft.scores[0] > draft.scores[1]
     assert draft.scores[0] > draft.scores[2] > draft.scores[3] > draft.scores[4]
-    assert drafter.propose(context, 3).draft.tokens == (5, 6, 2)
+    assert drafter.propose([context], [3], 0.0)[0].draft.tokens == (5, 6, 2)
 
 
 def test_rows_that_candidates_leave_continue_them() -> None:
@@ -116,17 +26,27 @@ def test_rows_that_candidates_leave_continue_them() -> None:
     drafter = LookaheadDrafter(width=3, ngram=3, candidates=3)
     context = DraftContext(0, "g", [1, 2, 3, 4, 5, 6, 7, 8, 9, 1], 9)
     drafter.start(context)
-    draft = drafter.propose(context, 64).draft
+    draft = drafter.propose([context], [64], 0.0)[0].draft
     assert draft.tokens == (2, 3, 4, 5, 6, 7)
     assert draft.parents == (-1, 0, 1, 2, 3, 4)
-    assert drafter.propose(context, 4).draft.tokens == (2, 3, 4, 5)
+    assert drafter.propose([context], [4], 0.0)[0].draft.tokens == (2, 3, 4, 5)
+
+
+def test_tokens_that_went_by_unobserved_enter_the_pools() -> None:
+    drafter = LookaheadDrafter(width=3, ngram=3, candidates=3)
+    context, other = DraftContext(0, "g", [1, 2], 1), DraftContext(1, "h", [3], 1)
+    drafter.start(context)
+    drafter.start(other)
+    context.tokens += [3, 4, 5]
+    drafter.finish(context)
+    assert drafter.propose([other], [2], 0.0)[0].draft.tokens == (4, 5)
 
 
 def test_no_rows_no_window() -> None:
     drafter = LookaheadDrafter(width=3, ngram=3, candidates=5)
     context = DraftContext(0, "g", [1, 2, 1], 2)
     drafter.start(context)
-    proposal = drafter.propose(context, 0)
+    proposal = drafter.propose([context], [0], 0.0)[0]
     assert len(proposal.draft) == 0
     assert proposal.extra is None
 
@@ -136,18 +56,19 @@ def test_columns_of_a_full_window_enter_the_pool() -> None:
     drafter = LookaheadDrafter(width=2, ngram=3, candidates=2)
     context = DraftContext(0, "g", [1, 2], 1)
     drafter.start(context)
-    window = drafter.propose(context, 8).extra
-    assert window is not None
+    proposal = drafter.propose([context], [8], 0.0)[0]
+    assert proposal.extra is not None
     context.tokens.append(3)
-    drafter.observe(context, StepOutcome(drafter.propose(context, 8).draft, (3,), (0,), (3,), extra_picks=(21,)))
-    window = drafter.propose(context, 8).extra
+    drafter.observe(context, StepOutcome(proposal.draft, (3,), (0,), (3,), extra_picks=(21,)))
+    proposal = drafter.propose([context], [8], 0.0)[0]
+    window = proposal.extra
     assert window is not None
     assert window.tokens[1] == 21  # level 1 slid by one: cell (1, 0) was predicted after cell (0, 1)
     context.tokens.append(4)
-    drafter.observe(context, StepOutcome(drafter.propose(context, 8).draft, (4,), (0,), (4,), extra_picks=(31, 32)))
-    context.tokens.append(3)  # pending 3 again: its column was (3, 21, 31)
-    draft = drafter.propose(context, 8).draft
-    assert list(zip(draft.tokens, draft.parents, strict=True)) == [(21, -1), (31, 0)]
+    drafter.observe(context, StepOutcome(proposal.draft, (4,), (0,), (4,), extra_picks=(31, 32)))
+    context.tokens.append(3)  # pending 3 again, unobserved: after the text itself comes its column (3, 21, 31)
+    draft = drafter.propose([context], [8], 0.0)[0].draft
+    assert list(zip(draft.tokens, draft.parents, strict=True)) == [(4, -1), (3, 0), (21, -1), (31, 2)]
 
 
 def test_output_is_plain_decoding(engine: Any, model: Any) -> None:
@@ -184,14 +105,18 @@ def test_samples_of_a_prompt_share_the_pool_until_all_are_finished() -> None:
     other = DraftContext(2, "h", [1], 1)
     for context in (first, second, other):
         drafter.start(context)
-    assert drafter.propose(first, 1).draft.tokens == drafter.propose(second, 1).draft.tokens == (50,)
-    assert drafter.propose(other, 1).draft.tokens == ()
+    assert (
+        drafter.propose([first], [1], 0.0)[0].draft.tokens
+        == drafter.propose([second], [1], 0.0)[0].draft.tokens
+        == (50,)
+    )
+    assert drafter.propose([other], [1], 0.0)[0].draft.tokens == ()
     drafter.finish(first)
-    assert drafter.propose(second, 1).draft.tokens == (50,)
+    assert drafter.propose([second], [1], 0.0)[0].draft.tokens == (50,)
     drafter.finish(second)
     third = DraftContext(3, "g", [1], 1)
     drafter.start(third)
-    assert drafter.propose(third, 1).draft.tokens == ()
+    assert drafter.propose([third], [1], 0.0)[0].draft.tokens == ()
 
 
 def test_outputs_help_other_prompts_after_their_own_pool() -> None:
@@ -200,8 +125,8 @@ def test_outputs_help_other_prompts_after_their_own_pool() -> None:
     drafter.start(first)
     drafter.start(other)
     first.tokens.append(8)
-    drafter.observe(first, StepOutcome(drafter.propose(first, 4).draft, (8,), (0,), (8,)))
-    assert drafter.propose(other, 2).draft.tokens == (9, 8)
+    drafter.observe(first, StepOutcome(EMPTY_DRAFT, (8,), (0,), (8,)))
+    assert drafter.propose([other], [2], 0.0)[0].draft.tokens == (9, 8)
 
 
 def test_runs_repeat_themselves() -> None:
@@ -210,7 +135,7 @@ def test_runs_repeat_themselves() -> None:
         drafter = LookaheadDrafter(width=6, ngram=3, candidates=2)
         context = DraftContext(4, "g", list(range(50)), 49)
         drafter.start(context)
-        windows.append(drafter.propose(context, 4).extra)
+        windows.append(drafter.propose([context], [4], 0.0)[0].extra)
     assert windows[0] is not None
     assert windows[1] is not None
     assert windows[0].tokens == windows[1].tokens

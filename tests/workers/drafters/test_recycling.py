@@ -98,7 +98,7 @@ def test_draft_is_the_most_probable_tree() -> None:
     context.tokens.extend(step.emitted)
     drafter.observe(context, step)
     again = DraftContext(1, "h", [5, PENDING], 1)  # another prompt of the same worker
-    draft = drafter.propose(again, 5).draft
+    draft = drafter.propose([again], [5], 0.0)[0].draft
     path = {-1: ()}
     for node, (token, parent) in enumerate(zip(draft.tokens, draft.parents, strict=True)):
         path[node] = (*path[parent], token)
@@ -112,7 +112,7 @@ def test_nothing_is_drafted_before_anything_is_known() -> None:
     context = DraftContext(0, "g", [5, PENDING], 1)
     drafter.start(context)
     context.tokens.append(7)
-    assert len(drafter.propose(context, 16).draft) == 0
+    assert len(drafter.propose([context], [16], 0.0)[0].draft) == 0
 
 
 def test_candidates_are_required() -> None:

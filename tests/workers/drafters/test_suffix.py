@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.drafters.base import DraftContext, StepOutcome
+from workers.drafters.base import EMPTY_DRAFT, DraftContext, StepOutcome
 from workers.drafters.suffix import SuffixDrafter, SuffixPredictor
 
 
@@ -18,14 +18,14 @@ def emit(drafter: SuffixDrafter, context: DraftContext, *tokens: int) -> None:
     """Steps without a draft, one for each token."""
     for token in tokens:
         context.tokens.append(token)
-        drafter.observe(context, StepOutcome(drafter.propose(context, 0).draft, (token,), (0,), (token,)))
+        drafter.observe(context, StepOutcome(EMPTY_DRAFT, (token,), (0,), (token,)))
 
 
 def test_what_followed_in_the_prompt_is_drafted() -> None:
     drafter = SuffixDrafter(max_match=16, use_finished=True)
     context = sample(0, "g", [1, 2, 3, 4, 5, 9], [1, 2])
     drafter.start(context)
-    draft = drafter.propose(context, 4).draft
+    draft = drafter.propose([context], [4], 0.0)[0].draft
     assert draft.tokens == (3, 4, 5, 9)
     assert draft.parents == (-1, 0, 1, 2)
     assert set(draft.drafters) == {"suffix"}
@@ -41,7 +41,7 @@ def test_branches_come_from_several_matches_and_longer_ones_weigh_more() -> None
     assert longest == 3
     draft = SuffixDrafter(16, False)
     draft.start(context)
-    tree = draft.propose(context, 3).draft
+    tree = draft.propose([context], [3], 0.0)[0].draft
     assert (tree.tokens[0], tree.parents[0]) == (3, -1)
     assert (4, -1) in set(zip(tree.tokens, tree.parents, strict=True))
 
@@ -53,7 +53,7 @@ def test_a_long_match_is_believed_more_than_a_short_one() -> None:
         text = list(range(10, 10 + length))
         context = sample(0, "g", [*text, 5, 6], text)
         drafter.start(context)
-        scores[length] = drafter.propose(context, 1).draft.scores[0]
+        scores[length] = drafter.propose([context], [1], 0.0)[0].draft.scores[0]
     assert scores[1] < scores[2] < scores[8]
 
 
@@ -61,7 +61,7 @@ def test_nothing_to_draft() -> None:
     drafter = SuffixDrafter(max_match=16, use_finished=True)
     context = sample(0, "g", [1, 2, 3], [4])
     drafter.start(context)
-    assert len(drafter.propose(context, 8).draft) == 0
+    assert len(drafter.propose([context], [8], 0.0)[0].draft) == 0
 
 
 def test_samples_of_a_prompt_see_each_other_while_they_run() -> None:
@@ -71,8 +71,21 @@ def test_samples_of_a_prompt_see_each_other_while_they_run() -> None:
     for context in (first, second, stranger):
         drafter.start(context)
     emit(drafter, first, 20, 21)
-    assert drafter.propose(second, 2).draft.tokens == (20, 21)
-    assert drafter.propose(stranger, 2).draft.tokens == ()
+    assert drafter.propose([second], [2], 0.0)[0].draft.tokens == (20, 21)
+    assert drafter.propose([stranger], [2], 0.0)[0].draft.tokens == ()
+
+
+def test_tokens_that_went_by_unobserved_are_matched_too() -> None:
+    drafter = SuffixDrafter(max_match=16, use_finished=True)
+    context = sample(0, "g", [1, 2, 3], [7])
+    drafter.start(context)
+    context.tokens += [20, 21, 22, 7]
+    assert drafter.propose([context], [2], 0.0)[0].draft.tokens == (20, 21)
+    context.tokens += [30, 31, 32]
+    drafter.finish(context)
+    other = sample(1, "h", [4, 5, 6], [7, 30])
+    drafter.start(other)
+    assert drafter.propose([other], [2], 0.0)[0].draft.tokens == (31, 32)
 
 
 def test_finished_outputs_help_other_prompts_only_if_asked() -> None:
@@ -84,7 +97,7 @@ def test_finished_outputs_help_other_prompts_only_if_asked() -> None:
         drafter.finish(first)
         second = sample(1, "h", [4, 5, 6], [7, 20])
         drafter.start(second)
-        assert drafter.propose(second, 2).draft.tokens == expected
+        assert drafter.propose([second], [2], 0.0)[0].draft.tokens == expected
 
 
 def test_a_group_is_freed_with_its_last_sample() -> None:
@@ -94,11 +107,11 @@ def test_a_group_is_freed_with_its_last_sample() -> None:
     drafter.start(second)
     emit(drafter, first, 20, 21)
     drafter.finish(first)
-    assert drafter.propose(second, 2).draft.tokens == (20, 21)
+    assert drafter.propose([second], [2], 0.0)[0].draft.tokens == (20, 21)
     drafter.finish(second)
     third = sample(2, "g", [1, 2, 3], [7])
     drafter.start(third)
-    assert drafter.propose(third, 2).draft.tokens == ()
+    assert drafter.propose([third], [2], 0.0)[0].draft.tokens == ()
 
 
 def test_claims_are_calibrated_by_outcomes() -> None:
@@ -106,10 +119,10 @@ def test_claims_are_calibrated_by_outcomes() -> None:
     drafter = SuffixDrafter(max_match=16, use_finished=False)
     context = sample(0, "g", [1, 2, 3], [1, 2])
     drafter.start(context)
-    before = drafter.propose(context, 1).draft.scores[0]
+    before = drafter.propose([context], [1], 0.0)[0].draft.scores[0]
     for token in range(100, 160):
         emit(drafter, context, token, 1, 2)
-    after = drafter.propose(context, 8).draft.scores
+    after = drafter.propose([context], [8], 0.0)[0].draft.scores
     assert sum(after) < before / 2
 
 
@@ -136,7 +149,7 @@ def test_every_tree_is_sound(prompt: list[int], output: list[int], max_rows: int
         context = sample(key, "g", prompt, [])
         drafter.start(context)
         emit(drafter, context, *output)
-        draft = drafter.propose(context, max_rows).draft
+        draft = drafter.propose([context], [max_rows], 0.0)[0].draft
         assert len(draft) <= max_rows
         assert len(set(zip(draft.parents, draft.tokens, strict=True))) == len(draft)
         assert all(s <= (draft.scores[p] if p >= 0 else 1) for s, p in zip(draft.scores, draft.parents, strict=True))

@@ -3,28 +3,43 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from workers.drafters.suffix_index import SuffixIndex
+from workers.drafters.suffix_index import Match, SuffixIndex, followed
+
+
+def token_of(match: Match) -> int:
+    document, position, _, _ = match
+    return document[position]
+
+
+def test_matches_that_foretold_another_token_are_dropped() -> None:
+    index = SuffixIndex()
+    index.add(0, [5, 1, 3, 7, 1, 4, 8])
+    after = followed(index.matches([1], 1, max_length=16), 3)
+    assert [(position, length) for _, position, length, _ in after] == [(3, 2)]
 
 
 def test_the_longest_context_is_measured_backwards() -> None:
     index = SuffixIndex()
     index.add(0, [5, 1, 2, 3, 9, 1, 2, 4, 5, 1, 2])
     matches = index.matches([5, 1, 2, 3, 9, 1, 2, 4, 5, 1, 2], 11, max_length=16, own=0)
-    assert [(match.position, match.length, match.token) for match in matches] == [(7, 2, 4), (3, 3, 3)]
+    assert [(position, length, document[position]) for document, position, length, _ in matches] == [
+        (7, 2, 4),
+        (3, 3, 3),
+    ]
 
 
 def test_match_length_is_capped() -> None:
     index = SuffixIndex()
     index.add(0, [1, 2, 3, 4, 5, 6])
     (match,) = index.matches([1, 2, 3, 4, 5], 5, max_length=3)
-    assert match.length == 3
+    assert match[2] == 3
 
 
 def test_shorter_keys_are_tried_last() -> None:
     index = SuffixIndex()
     index.add(0, [1, 2, 3])
     (match,) = index.matches([7, 2], 2, max_length=16)
-    assert (match.token, match.length) == (3, 1)
+    assert (token_of(match), match[2]) == (3, 1)
     assert index.matches([7, 3], 2, max_length=16) == []
     assert index.matches([], 0, max_length=16) == []
 
@@ -33,7 +48,7 @@ def test_only_the_committed_prefix_is_looked_up() -> None:
     index = SuffixIndex()
     index.add(0, [1, 2, 3])
     (match,) = index.matches([1, 2, 8, 9], 2, max_length=16)
-    assert match.token == 3
+    assert token_of(match) == 3
 
 
 def test_own_document_goes_round_at_its_end() -> None:
@@ -43,20 +58,18 @@ def test_own_document_goes_round_at_its_end() -> None:
     match = index.matches([8, 9, 8, 9], 4, max_length=16, own=0)[0]
     tokens = []
     for _ in range(5):
-        tokens.append(match.token)
-        following = match.after()
-        assert following is not None
-        match = following
+        tokens.append(token_of(match))
+        (match,) = followed([match], token_of(match))
     assert tokens == [8, 9, 8, 9, 8]
-    assert match.length == 2 + 5
+    assert match[2] == 2 + 5
 
 
 def test_another_document_ends_at_its_end() -> None:
     index = SuffixIndex()
     index.add(0, [8, 9, 7])
     (match,) = index.matches([8, 9], 2, max_length=16)
-    assert match.token == 7
-    assert match.after() is None
+    assert token_of(match) == 7
+    assert followed([match], 7) == []
 
 
 def test_a_document_without_its_context_is_found_by_its_own_part_only() -> None:
@@ -64,21 +77,21 @@ def test_a_document_without_its_context_is_found_by_its_own_part_only() -> None:
     index.add(0, [1, 2, 3, 4], first=3)
     assert index.matches([1, 2], 2, max_length=16) == []
     (match,) = index.matches([1, 2, 3], 3, max_length=16)
-    assert (match.token, match.length) == (4, 3)
+    assert (token_of(match), match[2]) == (4, 3)
 
 
 def test_growing_documents_are_indexed_as_they_grow() -> None:
     index = SuffixIndex()
     index.add(0, [1, 2])
     assert index.matches([1, 2], 2, max_length=16) == []
-    index.extend(0, [3])
-    assert [match.token for match in index.matches([1, 2], 2, max_length=16)] == [3]
+    index.extend(0, [1, 2, 3, 4], 3)
+    assert [token_of(match) for match in index.matches([1, 2], 2, max_length=16)] == [3]
 
 
 def test_the_latest_places_are_kept() -> None:
     index = SuffixIndex(key_lengths=(1,), max_positions=4)
     index.add(0, [token for i in range(50) for token in (7, 100 + i)])
-    assert [match.token for match in index.matches([7], 1, max_length=4)] == [149, 148, 147, 146]
+    assert [token_of(match) for match in index.matches([7], 1, max_length=4)] == [149, 148, 147, 146]
 
 
 def test_memory_is_bounded_and_dropping_leaves_nothing() -> None:
@@ -107,7 +120,7 @@ def test_matches_agree_with_a_search_by_brute_force(tokens: list[int], max_lengt
     index = SuffixIndex(max_positions=100)
     index.add(0, tokens)
     end = len(tokens)
-    found = {(match.position, match.length) for match in index.matches(tokens, end, max_length, own=0)}
+    found = {(position, length) for _, position, length, _ in index.matches(tokens, end, max_length, own=0)}
     expected = set()
     for position in range(1, end):
         length = 0

@@ -1,0 +1,186 @@
+"""Speculative decoding with a small draft model (Leviathan et al. 2023): it continues each sample by a few tokens.
+
+It picks with the very noise with which the target will pick (Gumbel coupling: arXiv 2408.07978), so where both models
+agree on the distribution they agree on the token, sampled or greedy.
+
+Shape legend: C contexts, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import mul
+
+import torch
+from torch import Tensor
+
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.errors import ConfigError
+from workers.blocks import Block, prompt_block
+from workers.drafters.base import EMPTY_PROPOSAL, Draft, DraftContext, Proposal, StepOutcome
+from workers.drafters.growth import Buckets, Claim
+from workers.kv_cache import KVCache, Slot, budget_bytes
+from workers.model_loading import LoadedModel, load_model
+from workers.model_runner import ModelRunner
+from workers.randomness import streams
+from workers.sampling import pick, widened
+
+_MEMORY_SHARE = 0.1  # of what the target's keys and values may take
+
+
+@dataclass(slots=True)
+class _Sample:
+    """What the draft model knows of one sample: columns 0.. of `slot` hold `context.tokens[:committed]`, then `chain`
+    without its last token."""
+
+    slot: Slot
+    committed: int = 0
+    chain: list[Claim] = field(default_factory=list)
+    score: float = 1.0
+
+
+def load_draft_model(model_id: str, target: LoadedModel) -> LoadedModel:
+    """The draft model on the device and in the precision of the target.
+
+    Raises ConfigError when it cannot be loaded or its token ids do not mean what the target's do.
+    """
+    dtype = str(target.model.dtype).removeprefix("torch.")
+    draft = load_model(ModelConfig.model_validate({"id": model_id, "dtype": dtype}), target.model.device)
+    if draft.tokenizer.get_vocab() != target.tokenizer.get_vocab():
+        raise ConfigError(
+            f"decoding.model must be a model with the vocabulary of model.id {target.name!r}, got {model_id!r} "
+            "with another one"
+        )
+    return draft
+
+
+class DraftModelDrafter:
+    """Chains of the draft model, which keeps keys and values of its own; all samples of a step in one batch."""
+
+    name = "draft_model"
+    top_k = 0
+
+    def __init__(self, draft: LoadedModel, engine: EngineConfig) -> None:
+        self._runner = ModelRunner(draft.model)
+        self._max_context = draft.max_context
+        self._vocabulary = draft.model.config.get_text_config().vocab_size
+        self._max_rows = engine.max_tokens_per_step
+        budget = int(_MEMORY_SHARE * budget_bytes(engine, self._runner.device))
+        self._cache = KVCache(self._runner.kv_shape, budget, engine.max_sequences)
+        self._samples: dict[int, _Sample] = {}
+        self._buckets = Buckets(self.name)
+
+    def start(self, context: DraftContext) -> None:
+        """Its prompt is read when it first asks for a draft."""
+
+    def propose(self, contexts: Sequence[DraftContext], max_rows: Sequence[int], min_score: float) -> list[Proposal]:
+        """Chains as long as their score stays at `min_score`; none where the draft model's context or memory ends."""
+        samples = [
+            self._sample(context, rows) if rows else None for context, rows in zip(contexts, max_rows, strict=True)
+        ]
+        growing = [
+            (context, sample, rows)
+            for context, sample, rows in zip(contexts, samples, max_rows, strict=True)
+            if sample is not None
+        ]
+        logits = self._catch_up([(context, sample) for context, sample, _ in growing])
+        while growing:
+            self._extend([(context, sample) for context, sample, _ in growing], logits)
+            growing = [item for item in growing if len(item[1].chain) < item[2] and item[1].score >= min_score]
+            if growing:
+                logits = self._runner.forward([self._next_block(sample) for _, sample, _ in growing])
+        return [EMPTY_PROPOSAL if sample is None else self._proposal(sample, min_score) for sample in samples]
+
+    def observe(self, context: DraftContext, outcome: StepOutcome) -> None:
+        sample = self._samples.get(context.key)
+        if sample is None or sample.committed != len(context.tokens) - len(outcome.emitted):
+            return
+        for (token, claimed, bucket), emitted in zip(sample.chain, outcome.emitted, strict=False):
+            bucket.record(claimed, token == emitted)
+            if token != emitted:
+                break
+
+    def finish(self, context: DraftContext) -> None:
+        sample = self._samples.pop(context.key, None)
+        if sample is not None:
+            self._cache.free(sample.slot)
+
+    def _sample(self, context: DraftContext, rows: int) -> _Sample | None:
+        """The sample with room for a chain of `rows`, its cache cut to what agrees with the committed tokens."""
+        columns = len(context.tokens) + rows
+        if columns > self._max_context:
+            return None
+        sample = self._samples.get(context.key)
+        if sample is None or sample.slot.capacity < columns:
+            slot = self._cache.allocate(columns)
+            if slot is None:
+                return None
+            if sample is None:
+                sample = self._samples[context.key] = _Sample(slot)
+            else:
+                self._cache.copy(sample.slot, slot, sample.slot.used)
+                self._cache.free(sample.slot)
+                sample.slot = slot
+        emitted = context.tokens[sample.committed :]
+        cached = [token for token, _, _ in sample.chain[:-1]]
+        agreeing = next((i for i, (a, b) in enumerate(zip(cached, emitted, strict=False)) if a != b), len(emitted))
+        # the pending token is read again even where it is cached: its logits begin the new chain
+        sample.slot.used = sample.committed + min(agreeing, len(cached), len(emitted) - 1)
+        sample.committed, sample.chain, sample.score = len(context.tokens), [], 1.0
+        return sample
+
+    def _catch_up(self, items: Sequence[tuple[DraftContext, _Sample]]) -> Tensor:
+        """Read the committed tokens that are not cached, in forwards of bounded size; logits `[C, V]` after each."""
+        logits: list[Tensor] = []
+        batch: list[Block] = []
+        for block in self._unread(items):
+            if batch and sum(b.num_rows for b in batch) + block.num_rows > self._max_rows:
+                logits.append(self._runner.forward(batch))
+                batch = []
+            batch.append(block)
+        return torch.cat([*logits, self._runner.forward(batch)]) if batch else torch.empty(0)
+
+    def _unread(self, items: Sequence[tuple[DraftContext, _Sample]]) -> Iterator[Block]:
+        for context, sample in items:
+            slot, end = sample.slot, len(context.tokens)
+            while slot.used < end:
+                start, stop = slot.used, min(end, slot.used + self._max_rows)
+                tokens = tuple(min(token, self._vocabulary - 1) for token in context.tokens[start:stop])
+                slot.used = stop
+                yield prompt_block(slot, start, tokens, sampled=stop == end)
+
+    def _next_block(self, sample: _Sample) -> Block:
+        """The last token of the chain."""
+        sample.slot.used += 1
+        return prompt_block(sample.slot, sample.slot.used - 1, (sample.chain[-1][0],), sampled=True)
+
+    def _extend(self, items: Sequence[tuple[DraftContext, _Sample]], logits_CV: Tensor) -> None:
+        """One more token for each chain."""
+        wide_CV = widened(logits_CV)
+        token_C, prob_C = [0] * len(items), [0.0] * len(items)
+        for sampling in dict.fromkeys(context.sampling for context, _ in items):
+            members = [i for i, (context, _) in enumerate(items) if context.sampling == sampling]
+            tokens, probs = self._pick(wide_CV[members], sampling, [items[i] for i in members])
+            for i, token, prob in zip(members, tokens, probs, strict=True):
+                token_C[i], prob_C[i] = token, prob
+        for (_, sample), token, prob in zip(items, token_C, prob_C, strict=True):
+            bucket = self._buckets.of()[int(prob * 4)]
+            sample.chain.append((token, prob, bucket))
+            sample.score *= min(1.0, prob * bucket.scale)
+
+    def _pick(
+        self, logits_CV: Tensor, sampling: SamplingConfig, items: Sequence[tuple[DraftContext, _Sample]]
+    ) -> tuple[list[int], list[float]]:
+        """What the target would pick from these logits (penalties aside), and how likely that is."""
+        noise = [context.noise for context, _ in items]
+        indices = [len(context.tokens) - context.prompt_length + len(sample.chain) for context, sample in items]
+        token_C = pick(logits_CV, sampling, streams(noise, indices, logits_CV.device)).token_R
+        probs_CV = (logits_CV / (sampling.temperature or 1.0)).softmax(-1)
+        return token_C.tolist(), probs_CV.gather(1, token_C[:, None])[:, 0].tolist()
+
+    def _proposal(self, sample: _Sample, min_score: float) -> Proposal:
+        scores = accumulate((min(1.0, claimed * bucket.scale) for _, claimed, bucket in sample.chain), mul)
+        kept = [(token, s) for (token, _, _), s in zip(sample.chain, scores, strict=True) if s >= min_score]
+        return Proposal(Draft.chain(tuple(token for token, _ in kept), self.name, tuple(s for _, s in kept)))

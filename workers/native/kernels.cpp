@@ -1,0 +1,424 @@
+// One forward of a Llama-like decoder over packed rows, for CPUs with AVX-512 (bfloat16 weights need AVX512-BF16).
+//
+// Every row is computed in an order that does not depend on the other rows: a dot product runs over its inner
+// dimension in one chain, a softmax over the visible columns by rank. So a token's logits are bit for bit the same
+// alone, in a batch, in a prompt chunk and as a draft row, which is what makes guesses exact in bfloat16 too.
+//
+// Shapes: T rows of the step, E hidden, H query heads, K key/value heads, G = H / K, D head size, I intermediate,
+// N outputs and M rows of a linear layer, S sampled rows, V vocabulary. Weights are packed (see `pack`).
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+namespace {
+
+constexpr int LANES = 16;   // floats of a vector, and outputs of a weight panel
+
+using f16 = __m512;
+
+struct Float32 {
+    using Value = float;
+    static constexpr int INNER = 1;  // inner-dimension values of one multiply-add
+    static f16 load(const float* p) { return _mm512_loadu_ps(p); }
+    static void store(float* p, f16 v) { _mm512_storeu_ps(p, v); }
+    static float get(const float* p) { return *p; }
+    static f16 rounded(f16 v) { return v; }
+    static f16 multiply_add(f16 sum, const float* x, const float* w) {
+        return _mm512_fmadd_ps(_mm512_set1_ps(*x), _mm512_loadu_ps(w), sum);
+    }
+    static f16 dot_part(f16 sum, const float* a, const float* b) { return _mm512_fmadd_ps(load(a), load(b), sum); }
+};
+
+#ifdef __AVX512BF16__
+struct BFloat16 {
+    using Value = uint16_t;
+    static constexpr int INNER = 2;
+    static f16 load(const uint16_t* p) {
+        __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+    }
+    static void store(uint16_t* p, f16 v) {
+        __m256bh half = _mm512_cvtneps_pbh(v);
+        std::memcpy(p, &half, sizeof half);
+    }
+    static float get(const uint16_t* p) {
+        uint32_t bits = static_cast<uint32_t>(*p) << 16;
+        float value;
+        std::memcpy(&value, &bits, sizeof value);
+        return value;
+    }
+    static f16 rounded(f16 v) {
+        uint16_t half[LANES];
+        store(half, v);
+        return load(half);
+    }
+    static f16 multiply_add(f16 sum, const uint16_t* x, const uint16_t* w) {
+        int32_t pair;
+        std::memcpy(&pair, x, sizeof pair);
+        __m512i weights = _mm512_loadu_si512(w);
+        return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
+    }
+    static f16 dot_part(f16 sum, const uint16_t* a, const uint16_t* b) {
+        return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(a), (__m512bh)_mm512_loadu_si512(b));
+    }
+};
+#endif
+
+f16 exponential(f16 x) {  // Cephes' expf: error below 2 ulp; -inf gives 0
+    x = _mm512_max_ps(x, _mm512_set1_ps(-87.3f));
+    f16 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+    f16 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    f16 p = _mm512_set1_ps(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+    p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+
+// ---- linear layers ------------------------------------------------------------------------------------------------
+
+// y[m, 16 p ..] for ROWS rows and PANELS panels of 16 outputs. A panel is [inner / INNER, 16, INNER].
+template <class E, int ROWS, int PANELS>
+void tile(const typename E::Value* x, int inner, const typename E::Value* w, const typename E::Value* bias,
+          typename E::Value* y, int64_t outputs) {
+    const int64_t panel = static_cast<int64_t>(inner) * LANES;
+    f16 sum[ROWS][PANELS];
+    for (int m = 0; m < ROWS; ++m)
+        for (int p = 0; p < PANELS; ++p) sum[m][p] = _mm512_setzero_ps();
+    for (int k = 0; k < inner; k += E::INNER)
+        for (int p = 0; p < PANELS; ++p)
+            for (int m = 0; m < ROWS; ++m)
+                sum[m][p] = E::multiply_add(sum[m][p], x + static_cast<int64_t>(m) * inner + k,
+                                            w + p * panel + static_cast<int64_t>(k) * LANES);
+    for (int p = 0; p < PANELS; ++p)
+        for (int m = 0; m < ROWS; ++m) {
+            f16 value = sum[m][p];
+            if (bias) value = _mm512_add_ps(E::rounded(value), E::load(bias + p * LANES));
+            E::store(y + m * outputs + p * LANES, value);
+        }
+}
+
+template <class E, int PANELS>
+void tiles(int rows, const typename E::Value* x, int inner, const typename E::Value* w, const typename E::Value* bias,
+           typename E::Value* y, int64_t outputs) {
+    switch (rows) {
+        case 1: return tile<E, 1, PANELS>(x, inner, w, bias, y, outputs);
+        case 2: return tile<E, 2, PANELS>(x, inner, w, bias, y, outputs);
+        case 3: return tile<E, 3, PANELS>(x, inner, w, bias, y, outputs);
+        case 4: return tile<E, 4, PANELS>(x, inner, w, bias, y, outputs);
+        case 5: return tile<E, 5, PANELS>(x, inner, w, bias, y, outputs);
+        case 6: return tile<E, 6, PANELS>(x, inner, w, bias, y, outputs);
+        case 7: return tile<E, 7, PANELS>(x, inner, w, bias, y, outputs);
+        default: return tile<E, 8, PANELS>(x, inner, w, bias, y, outputs);
+    }
+}
+
+// y[M, N] = x[M, inner] w^T (+ bias); N is a multiple of 16.
+template <class E>
+void linear(const typename E::Value* x, int rows, int inner, const typename E::Value* w, const typename E::Value* bias,
+            typename E::Value* y, int outputs, int threads) {
+    constexpr int PANELS = 3, ROWS = 8;  // 24 sums stay in registers
+    const int64_t panel = static_cast<int64_t>(inner) * LANES;
+    const int panels = outputs / LANES;
+    const int groups = (panels + PANELS - 1) / PANELS;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int g = 0; g < groups; ++g) {
+        const int first = g * PANELS;
+        const auto* weights = w + first * panel;
+        const auto* offset = bias ? bias + first * LANES : nullptr;
+        for (int m = 0; m < rows; m += ROWS) {
+            const int count = std::min(ROWS, rows - m);
+            const auto* in = x + static_cast<int64_t>(m) * inner;
+            auto* out = y + static_cast<int64_t>(m) * outputs + first * LANES;
+            switch (std::min(PANELS, panels - first)) {
+                case 1: tiles<E, 1>(count, in, inner, weights, offset, out, outputs); break;
+                case 2: tiles<E, 2>(count, in, inner, weights, offset, out, outputs); break;
+                default: tiles<E, 3>(count, in, inner, weights, offset, out, outputs);
+            }
+        }
+    }
+}
+
+// ---- the rest of a layer ------------------------------------------------------------------------------------------
+
+// w * rounded(x / rms(x)), one row
+template <class E>
+void rms_norm(const typename E::Value* x, const typename E::Value* w, int size, float eps, typename E::Value* y) {
+    f16 squares = _mm512_setzero_ps();
+    for (int i = 0; i < size; i += LANES) {
+        f16 v = E::load(x + i);
+        squares = _mm512_fmadd_ps(v, v, squares);
+    }
+    f16 scale = _mm512_set1_ps(1.0f / std::sqrt(_mm512_reduce_add_ps(squares) / size + eps));
+    for (int i = 0; i < size; i += LANES)
+        E::store(y + i, _mm512_mul_ps(E::load(w + i), E::rounded(_mm512_mul_ps(E::load(x + i), scale))));
+}
+
+// rotate half: (a, b) -> (a cos - b sin, b cos + a sin), one head
+template <class E>
+void rotate(const typename E::Value* x, const float* cos, const float* sin, int size, typename E::Value* y) {
+    const int half = size / 2;
+    for (int i = 0; i < half; i += LANES) {
+        f16 a = E::load(x + i), b = E::load(x + half + i);
+        f16 cos_a = _mm512_loadu_ps(cos + i), sin_a = _mm512_loadu_ps(sin + i);
+        f16 cos_b = _mm512_loadu_ps(cos + half + i), sin_b = _mm512_loadu_ps(sin + half + i);
+        E::store(y + i, _mm512_fmsub_ps(a, cos_a, _mm512_mul_ps(b, sin_a)));
+        E::store(y + half + i, _mm512_fmadd_ps(b, cos_b, _mm512_mul_ps(a, sin_b)));
+    }
+}
+
+template <class E>
+void add(typename E::Value* x, const typename E::Value* delta, int size) {
+    for (int i = 0; i < size; i += LANES) E::store(x + i, _mm512_add_ps(E::load(x + i), E::load(delta + i)));
+}
+
+// silu(gate) * up, one row of [gate | up]
+template <class E>
+void gated(const typename E::Value* gate_up, int size, typename E::Value* y) {
+    const f16 one = _mm512_set1_ps(1.0f);
+    for (int i = 0; i < size; i += LANES) {
+        f16 gate = E::load(gate_up + i);
+        f16 decay = exponential(_mm512_sub_ps(_mm512_setzero_ps(), gate));
+        f16 silu = E::rounded(_mm512_div_ps(gate, _mm512_add_ps(one, decay)));
+        E::store(y + i, _mm512_mul_ps(silu, E::load(gate_up + size + i)));
+    }
+}
+
+}  // namespace
+
+// ---- what Python hands over (mirrored by ctypes in decoder.py) ------------------------------------------------------
+
+extern "C" {
+
+struct Layer {
+    const void *input_norm, *qkv, *qkv_bias, *query_norm, *key_norm, *output, *post_norm, *gate_up, *down;
+    int64_t sliding_window;  // 0: none
+};
+
+struct Model {
+    int64_t layers, hidden, heads, kv_heads, head_size, intermediate, vocabulary;
+    float eps, scale;
+    const Layer* layer;
+    const void *final_norm, *head;
+};
+
+// Row t belongs to a sequence whose keys of layer l, column c are at key_base[t] + l * layer_stride[t] + c * K * D, its
+// values value_stride[t] further. It is stored in column[t] and sees the columns before contiguous[t] and the columns
+// of the rows seen[seen_begin[t] .. seen_begin[t + 1]), in ascending order.
+struct Step {
+    int64_t rows, num_sampled, threads;
+    void* const* key_base;
+    const int64_t *layer_stride, *value_stride, *column, *contiguous, *position, *seen_begin, *seen, *sampled;
+    const float *cos, *sin;
+};
+}
+
+namespace {
+
+// Sums over the lanes of 16 vectors, all in the same order: lane j of the result is the sum of v[j].
+f16 lane_sums(const f16* v) {
+    f16 pairs[8], fours[4], halves[2];
+    for (int i = 0; i < 8; ++i)
+        pairs[i] = _mm512_add_ps(_mm512_unpacklo_ps(v[2 * i], v[2 * i + 1]), _mm512_unpackhi_ps(v[2 * i], v[2 * i + 1]));
+    for (int i = 0; i < 4; ++i)
+        fours[i] = _mm512_add_ps(_mm512_shuffle_ps(pairs[2 * i], pairs[2 * i + 1], 0x44),
+                                 _mm512_shuffle_ps(pairs[2 * i], pairs[2 * i + 1], 0xee));
+    for (int i = 0; i < 2; ++i)
+        halves[i] = _mm512_add_ps(_mm512_shuffle_f32x4(fours[2 * i], fours[2 * i + 1], 0x88),
+                                  _mm512_shuffle_f32x4(fours[2 * i], fours[2 * i + 1], 0xdd));
+    return _mm512_add_ps(_mm512_shuffle_f32x4(halves[0], halves[1], 0x88),
+                         _mm512_shuffle_f32x4(halves[0], halves[1], 0xdd));
+}
+
+// scores[j] -> exp(scores[j] - highest), 0 beyond `visible`; returns 1 / their sum
+float softmax(float* scores, int64_t visible) {
+    const int64_t padded = (visible + LANES - 1) / LANES * LANES;
+    std::fill(scores + visible, scores + padded, -INFINITY);
+    f16 top = _mm512_set1_ps(-INFINITY), total = _mm512_setzero_ps();
+    for (int64_t j = 0; j < padded; j += LANES) top = _mm512_max_ps(top, _mm512_loadu_ps(scores + j));
+    const f16 highest = _mm512_set1_ps(_mm512_reduce_max_ps(top));
+    for (int64_t j = 0; j < padded; j += LANES) {
+        const __mmask16 real = visible - j >= LANES ? 0xffff : (1u << (visible - j)) - 1;
+        f16 weight = _mm512_maskz_mov_ps(real, exponential(_mm512_sub_ps(_mm512_loadu_ps(scores + j), highest)));
+        _mm512_storeu_ps(scores + j, weight);
+        total = _mm512_add_ps(total, weight);
+    }
+    return 1.0f / _mm512_reduce_add_ps(total);
+}
+
+// out[g, :] = normalizer[g] * sum over j of weight[g, j] value[column[j], :], for GROUP query heads of one value head
+template <class E, int GROUP>
+void weighted_values(const typename E::Value* values, const std::vector<int64_t>& column, const float* weight,
+                     int64_t padded, const float* normalizer, int size, typename E::Value* out) {
+    constexpr int VECTORS = 2;  // with up to 8 query heads 16 sums stay in registers
+    const int64_t visible = column.size();
+    for (int d = 0; d < size; d += VECTORS * LANES) {
+        f16 sum[GROUP][VECTORS];
+        for (int g = 0; g < GROUP; ++g)
+            for (int v = 0; v < VECTORS; ++v) sum[g][v] = _mm512_setzero_ps();
+        for (int64_t j = 0; j < visible; ++j) {
+            const auto* value = values + column[j] + d;
+            for (int v = 0; v < VECTORS; ++v) {
+                const f16 x = E::load(value + v * LANES);
+                for (int g = 0; g < GROUP; ++g)
+                    sum[g][v] = _mm512_fmadd_ps(_mm512_set1_ps(weight[g * padded + j]), x, sum[g][v]);
+            }
+        }
+        for (int g = 0; g < GROUP; ++g)
+            for (int v = 0; v < VECTORS; ++v)
+                E::store(out + g * size + d + v * LANES, _mm512_mul_ps(sum[g][v], _mm512_set1_ps(normalizer[g])));
+    }
+}
+
+// Attention of row t in key/value heads [first_head, end_head). Scores are kept by rank among the visible columns.
+template <class E>
+void attend(const Model& model, const Step& step, int64_t l, int64_t window, int64_t t, int64_t first_head,
+            int64_t end_head, const typename E::Value* queries, typename E::Value* out) {
+    static thread_local std::vector<float> scores;
+    static thread_local std::vector<int64_t> column;
+    const int size = model.head_size, group = model.heads / model.kv_heads;
+    const int64_t width = model.kv_heads * size;
+    const auto* keys = static_cast<const typename E::Value*>(step.key_base[t]) + l * step.layer_stride[t];
+    const auto* values = keys + step.value_stride[t];
+    const int64_t lowest = window ? std::max<int64_t>(0, step.position[t] - window + 1) : 0;
+
+    column.clear();
+    for (int64_t c = lowest; c < step.contiguous[t]; ++c) column.push_back(c * width);
+    for (int64_t i = step.seen_begin[t]; i < step.seen_begin[t + 1]; ++i)
+        if (step.position[step.seen[i]] >= lowest) column.push_back(step.column[step.seen[i]] * width);
+    const int64_t visible = column.size(), padded = (visible + LANES - 1) / LANES * LANES;
+    scores.resize(group * (end_head - first_head) * padded);
+
+    const f16 scale = _mm512_set1_ps(model.scale);
+    const auto line = 64 / sizeof(typename E::Value);
+    for (int64_t j = 0; j < visible; j += LANES) {
+        const int count = std::min<int64_t>(LANES, visible - j);
+        for (int i = 0; i < count; ++i)  // the values are read next; their stride is too odd for the CPU to foresee
+            for (int64_t d = first_head * size; d < end_head * size; d += line)
+                _mm_prefetch(values + column[j + i] + d, _MM_HINT_T1);
+        for (int64_t h = first_head; h < end_head; ++h)
+            for (int g = 0; g < group; ++g) {
+                const auto* query = queries + (h * group + g) * size;
+                f16 sum[LANES];
+                for (int i = 0; i < LANES; ++i) {
+                    sum[i] = _mm512_setzero_ps();
+                    if (i >= count) continue;
+                    const auto* key = keys + column[j + i] + h * size;
+                    for (int d = 0; d < size; d += LANES * E::INNER) sum[i] = E::dot_part(sum[i], query + d, key + d);
+                }
+                _mm512_storeu_ps(scores.data() + ((h - first_head) * group + g) * padded + j,
+                                 _mm512_mul_ps(lane_sums(sum), scale));
+            }
+    }
+    for (int64_t h = first_head; h < end_head; ++h)
+        for (int g = 0; g < group;) {
+            float* weight = scores.data() + ((h - first_head) * group + g) * padded;
+            const auto* value = values + h * size;
+            auto* result = out + (h * group + g) * size;
+            const int count = group - g >= 4 ? 4 : group - g;
+            float normalizer[4];
+            for (int i = 0; i < count; ++i) normalizer[i] = softmax(weight + i * padded, visible);
+            switch (count) {
+                case 1: weighted_values<E, 1>(value, column, weight, padded, normalizer, size, result); break;
+                case 2: weighted_values<E, 2>(value, column, weight, padded, normalizer, size, result); break;
+                case 3: weighted_values<E, 3>(value, column, weight, padded, normalizer, size, result); break;
+                default: weighted_values<E, 4>(value, column, weight, padded, normalizer, size, result);
+            }
+            g += count;
+        }
+}
+
+// Normalise (where the model does) and rotate the queries in place, put keys and values where they are kept.
+template <class E>
+void place(const Model& model, const Layer& layer, const Step& step, int64_t l, int64_t t, typename E::Value* qkv) {
+    using Value = typename E::Value;
+    const int size = model.head_size;
+    const float *cos = step.cos + t * size, *sin = step.sin + t * size;
+    Value* key_out = static_cast<Value*>(step.key_base[t]) + l * step.layer_stride[t] +
+                     step.column[t] * model.kv_heads * size;
+    for (int64_t h = 0; h < model.heads + model.kv_heads; ++h) {
+        Value* x = qkv + h * size;
+        const bool is_query = h < model.heads;
+        const void* norm = is_query ? layer.query_norm : layer.key_norm;
+        if (norm) rms_norm<E>(x, static_cast<const Value*>(norm), size, model.eps, x);
+        rotate<E>(x, cos, sin, size, is_query ? x : key_out + (h - model.heads) * size);
+    }
+    std::memcpy(key_out + step.value_stride[t], qkv + (model.heads + model.kv_heads) * size,
+                model.kv_heads * size * sizeof(Value));
+}
+
+template <class E>
+void forward(const Model& model, const Step& step, typename E::Value* hidden, typename E::Value* logits) {
+    using Value = typename E::Value;
+    const int rows = step.rows, width = model.hidden, D = model.head_size, threads = step.threads;
+    const int query_width = model.heads * D, qkv_width = query_width + 2 * model.kv_heads * D;
+    const int I = model.intermediate;
+    auto weights = [](const void* p) { return static_cast<const Value*>(p); };
+    std::vector<Value> normed(std::max<int64_t>(rows, step.num_sampled) * width), qkv(int64_t(rows) * qkv_width),
+        attended(int64_t(rows) * query_width), gate_up(int64_t(rows) * 2 * I), inner(int64_t(rows) * I),
+        delta(int64_t(rows) * width);
+    const int few = rows < 4 ? 1 : threads;  // waking a thread costs more than a few rows of these
+
+    for (int64_t l = 0; l < model.layers; ++l) {
+        const Layer& layer = model.layer[l];
+#pragma omp parallel for num_threads(few) schedule(static)
+        for (int t = 0; t < rows; ++t) {
+            if (l > 0) add<E>(hidden + t * width, delta.data() + t * width, width);
+            rms_norm<E>(hidden + t * width, weights(layer.input_norm), width, model.eps, normed.data() + t * width);
+        }
+        linear<E>(normed.data(), rows, width, weights(layer.qkv), weights(layer.qkv_bias), qkv.data(), qkv_width, threads);
+#pragma omp parallel num_threads(threads)
+        {
+#pragma omp for schedule(static)
+            for (int t = 0; t < rows; ++t) place<E>(model, layer, step, l, t, qkv.data() + t * qkv_width);
+            // Few rows: one task per key/value head. Many: one per row, which reads its keys in one stream.
+            const int64_t split = rows < 2 * threads ? model.kv_heads : 1, heads = model.kv_heads / split;
+#pragma omp for schedule(dynamic, 1)
+            for (int64_t i = 0; i < rows * split; ++i) {
+                const int64_t t = i / split, h = i % split * heads;
+                attend<E>(model, step, l, layer.sliding_window, t, h, h + heads, qkv.data() + t * qkv_width,
+                          attended.data() + t * query_width);
+            }
+        }
+        linear<E>(attended.data(), rows, query_width, weights(layer.output), nullptr, delta.data(), width, threads);
+#pragma omp parallel for num_threads(few) schedule(static)
+        for (int t = 0; t < rows; ++t) {
+            add<E>(hidden + t * width, delta.data() + t * width, width);
+            rms_norm<E>(hidden + t * width, weights(layer.post_norm), width, model.eps, normed.data() + t * width);
+        }
+        linear<E>(normed.data(), rows, width, weights(layer.gate_up), nullptr, gate_up.data(), 2 * I, threads);
+#pragma omp parallel for num_threads(few) schedule(static)
+        for (int t = 0; t < rows; ++t) gated<E>(gate_up.data() + int64_t(t) * 2 * I, I, inner.data() + int64_t(t) * I);
+        linear<E>(inner.data(), rows, I, weights(layer.down), nullptr, delta.data(), width, threads);
+    }
+    for (int64_t s = 0; s < step.num_sampled; ++s) {
+        const int64_t t = step.sampled[s];
+        Value* row = normed.data() + s * width;
+        std::memcpy(row, hidden + t * width, width * sizeof(Value));
+        add<E>(row, delta.data() + t * width, width);
+        rms_norm<E>(row, weights(model.final_norm), width, model.eps, row);
+    }
+    linear<E>(normed.data(), step.num_sampled, width, weights(model.head), nullptr, logits, model.vocabulary, threads);
+}
+
+}  // namespace
+
+extern "C" {
+
+void forward_float32(const Model* model, const Step* step, float* hidden, float* logits) {
+    forward<Float32>(*model, *step, hidden, logits);
+}
+
+#ifdef __AVX512BF16__
+void forward_bfloat16(const Model* model, const Step* step, uint16_t* hidden, uint16_t* logits) {
+    forward<BFloat16>(*model, *step, hidden, logits);
+}
+#endif
+}
