@@ -218,12 +218,9 @@ class RecyclingConfig(Windowed):
 
 
 class AutoConfig(Windowed):
-    """The best of the model-free drafters, merged into one tree, under a cap on rows."""
+    """The best of the model-free drafters, merged into one tree, of which as many rows run as pay for their time."""
 
     strategy: Literal["auto"] = "auto"
-    idle_rows: int | None = Field(
-        None, ge=1, description="drafts fill a step up to so many rows; default: 16 on a CPU, 128 on a GPU"
-    )
     lookahead_width: int = Field(
         0,
         ge=0,

@@ -40,6 +40,8 @@ SHAPE = {
     "initializer_range": 0.5,
 }
 GROUPED = {**SHAPE, "num_key_value_heads": 2, "head_dim": 8, "tie_word_embeddings": True}
+# head sizes and widths that the compiled kernels take
+NATIVE = {**SHAPE, "hidden_size": 64, "intermediate_size": 80, "head_dim": 32}
 # tied and scaled embeddings at this width would make Gemma repeat its last token for ever
 GEMMA = {**GROUPED, "tie_word_embeddings": False, "sliding_window": 16, "query_pre_attn_scalar": 8}
 
@@ -58,6 +60,17 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "gpt_neox": ("GPTNeoXConfig", SHAPE),
     "phi3": ("Phi3Config", {**SHAPE, "num_key_value_heads": 2, "pad_token_id": 0}),
+    "llama_native": ("LlamaConfig", {**NATIVE, "hidden_size": 48, "num_attention_heads": 3, "num_key_value_heads": 1}),
+    "llama_wide_native": (
+        "LlamaConfig",
+        {**NATIVE, "hidden_size": 112, "num_attention_heads": 14, "num_key_value_heads": 2},
+    ),
+    "qwen2_native": ("Qwen2Config", {**NATIVE, "num_attention_heads": 2, "num_key_value_heads": 2}),
+    "qwen3_native": (
+        "Qwen3Config",
+        {**NATIVE, "hidden_size": 80, "num_attention_heads": 10, "num_key_value_heads": 2, "head_dim": 64},
+    ),
+    "mistral_native": ("MistralConfig", {**NATIVE, "num_key_value_heads": 2, "sliding_window": 16}),
 }
 """Name -> configuration class of transformers and its arguments."""
 

@@ -1,7 +1,8 @@
 """The keystone: guesses never change the output.
 
 Every strategy, batch mix and arrival order gives, token for token, what one-at-a-time plain decoding gives, and
-greedy plain decoding gives what HF `generate` gives. Models are tiny and random, in float64, so that equality is exact.
+greedy plain decoding gives what HF `generate` gives. Models are tiny and random, and in float64, so that equality is
+exact; through the compiled kernels it must be exact in bfloat16 and float32 too.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -35,9 +37,12 @@ from pipeline.config import (
 from workers.drafters.base import DraftContext, ExtraRows, Proposal, StepOutcome, TreeBuilder
 from workers.engine import Engine, Request, SampleResult
 from workers.model_loading import LoadedModel, load_model
+from workers.native.build import NativeUnavailable, load_kernels
 
 FAMILIES = ["llama", "qwen3", "gemma2", "gpt_neox"]
 OTHER_FAMILIES = ["qwen2", "mistral", "gemma3", "phi3"]
+NATIVE_FAMILIES = ["llama_native", "llama_wide_native", "qwen2_native", "qwen3_native", "mistral_native"]
+"""Served by compiled kernels in float32 and bfloat16."""
 STRATEGIES: dict[str, DecodingConfig] = {
     "autoregressive": AutoregressiveConfig(),
     "jacobi-copy": JacobiConfig(init="copy"),
@@ -69,8 +74,8 @@ class Bench:
         self.folder_of = folder_of
 
     @functools.cache  # noqa: B019 (one instance, lives as long as the session)
-    def model(self, family: str) -> LoadedModel:
-        return load_model(ModelConfig(id=str(self.folder_of(family)), dtype="float64"))
+    def model(self, family: str, dtype: str = "float64") -> LoadedModel:
+        return load_model(ModelConfig(id=str(self.folder_of(family)), dtype=dtype))
 
     @functools.cache  # noqa: B019
     def hf_model(self, family: str) -> PreTrainedModel:
@@ -84,14 +89,15 @@ class Bench:
     def decoding(self, strategy: str, family: str) -> DecodingConfig:
         config = STRATEGIES[strategy]
         if isinstance(config, DraftModelConfig):
-            name = family if config.model == "self" else config.model
+            other = "qwen2" if family == "qwen2_native" else config.model  # its tokenizer has more tokens
+            name = family if config.model == "self" else other
             return DraftModelConfig(model=str(self.folder_of(name)), window=config.window)
         return config
 
     @functools.cache  # noqa: B019
-    def plain(self, family: str, request: Request) -> tuple[tuple[int, ...], ...]:
+    def plain(self, family: str, request: Request, dtype: str = "float64") -> tuple[tuple[int, ...], ...]:
         """Token ids of all samples of a request, decoded one at a time."""
-        engine = Engine(self.model(family), EngineConfig(max_sequences=1), AutoregressiveConfig())
+        engine = Engine(self.model(family, dtype), EngineConfig(max_sequences=1), AutoregressiveConfig())
         return tuple(result.token_ids for result in engine.generate([request]))
 
 
@@ -126,10 +132,16 @@ def run_with_arrivals(engine: Engine, requests: list[Request]) -> dict[str, list
     return {uid: sorted(samples, key=lambda r: r.sample_index) for uid, samples in results.items()}
 
 
-def check(bench: Bench, family: str, requests: list[Request], results: dict[str, list[SampleResult]]) -> None:
+def check(
+    bench: Bench,
+    family: str,
+    requests: list[Request],
+    results: dict[str, list[SampleResult]],
+    dtype: str = "float64",
+) -> None:
     for request in requests:
         got = tuple(result.token_ids for result in results[request.uid])
-        assert got == bench.plain(family, request), request
+        assert got == bench.plain(family, request, dtype), request
         for result in results[request.uid]:
             assert result.stats.completion_tokens == len(result.token_ids)
 
@@ -153,6 +165,52 @@ def test_every_strategy_gives_the_tokens_of_plain_decoding(
     engine = Engine(bench.model(family), limits, bench.decoding(strategy, family))
     check(bench, family, requests, run_with_arrivals(engine, requests))
     assert not engine.scheduler.cache.used_bytes
+
+
+@pytest.fixture
+def kernels() -> None:
+    try:
+        load_kernels()
+    except NativeUnavailable as reason:
+        pytest.skip(str(reason))
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
+def test_compiled_kernels_are_exact_in_bfloat16(bench: Bench, family: str, strategy: str, sampling: str) -> None:
+    """Arrivals and departures change the batch from step to step, prompts come in chunks, drafts as trees."""
+    limits = EngineConfig(max_sequences=3, max_tokens_per_step=70, compile="on")
+    requests = some_requests(SAMPLINGS[sampling])
+    engine = Engine(bench.model(family, "bfloat16"), limits, bench.decoding(strategy, family))
+    check(bench, family, requests, run_with_arrivals(engine, requests), "bfloat16")
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("compile", ["on", "off"])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+@pytest.mark.parametrize("strategy", ["autoregressive", "recycling", "auto", "auto-lookahead", "draft-other"])
+def test_float32_with_and_without_compiled_kernels(
+    bench: Bench, strategy: str, sampling: str, compile: Literal["on", "off"]
+) -> None:
+    limits = EngineConfig(max_sequences=4, compile=compile)
+    requests = some_requests(SAMPLINGS[sampling])
+    for family in NATIVE_FAMILIES:
+        engine = Engine(bench.model(family, "float32"), limits, bench.decoding(strategy, family))
+        check(bench, family, requests, run_with_arrivals(engine, requests), "float32")
+
+
+@pytest.mark.usefixtures("kernels")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", NATIVE_FAMILIES)
+def test_compiled_deep_acceptance_in_wide_trees(bench: Bench, family: str, dtype: str) -> None:
+    requests = some_requests(SamplingConfig(temperature=0.9, max_tokens=60, seed=1), count=9)
+    engine = Engine(bench.model(family, dtype), EngineConfig(max_sequences=4, compile="on"), AutoConfig())
+    assert engine.speculation is not None
+    engine.speculation._drafter = Oracle({request.uid: bench.plain(family, request, dtype)[0] for request in requests})
+    check(bench, family, requests, run_with_arrivals(engine, requests), dtype)
+    assert engine.stats.mean_acceptance_length > 1.7
 
 
 @pytest.mark.parametrize("family", FAMILIES + OTHER_FAMILIES)
@@ -258,7 +316,8 @@ def test_deep_acceptance_in_wide_trees(bench: Bench, family: str) -> None:
     """Accepted paths through trees must be moved in the cache; most steps here accept several tokens."""
     requests = some_requests(SamplingConfig(temperature=0.9, max_tokens=40, seed=1), count=9)
     engine = Engine(bench.model(family), EngineConfig(max_sequences=4), AutoConfig())
-    engine.drafter = Oracle({request.uid: bench.plain(family, request)[0] for request in requests})
+    assert engine.speculation is not None
+    engine.speculation._drafter = Oracle({request.uid: bench.plain(family, request)[0] for request in requests})
     check(bench, family, requests, run_with_arrivals(engine, requests))
     assert engine.stats.mean_acceptance_length > 1.7
     assert engine.stats.accepted_by_drafter == {"oracle": engine.stats.num_accepted_draft_tokens}

@@ -8,7 +8,8 @@ step are first written behind the committed columns of each slot, then attention
 - blocks of many rows (prompt chunks, wide trees) get a call of their own.
 
 Backend: `scaled_dot_product_attention`, on any device. The query heads of a key/value head are folded into its query
-rows, so keys and values are never repeated. Models with logit softcapping use the same layout in plain operations.
+rows, so keys and values are never repeated. Models with logit softcapping use the same layout in plain operations. On
+CUDA, models that flash attention can serve come with a layout of their own (`varlen_attention`).
 
 Shape legend: T rows of the step, H query heads, K key/value heads, G = H/K, D head size, S slots of a slab, C columns,
 R rows of a block (padded to the longest of its group), B blocks of a group, N rows of a group without padding.
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from workers.kv_cache import Slab
+from workers.varlen_attention import VarlenLayout
 
 ATTENTION_NAME = "sevenleague"
 """Not in transformers' mask registry, so models build no T x T mask of their own."""
@@ -106,7 +108,7 @@ def ragged_attention(
     scaling: float | None = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    step: StepLayout | AttentionProbe | None = None,
+    step: StepLayout | VarlenLayout | AttentionProbe | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """transformers' attention function: query [1, H, T, D], key and value [1, K, T, D] -> [1, T, H, D].
@@ -122,6 +124,8 @@ def ragged_attention(
         step.own_mask |= attention_mask is not None
         step.layers[layer] = AttentionLayer(key.shape[1], key.shape[3], value.shape[3], scale, sliding_window, softcap)
         return query_THD.new_zeros(1, *query_THD.shape), None
+    if isinstance(step, VarlenLayout):
+        return step.attend(layer, query_THD, key_TKD, value_TKD, scale)[None], None
     for slab, rows, columns in step.writes:
         keys_NKD, values_NKD = slab.kv_L2SCKD[layer].flatten(1, 2)
         keys_NKD.index_copy_(0, columns, key_TKD if rows is None else key_TKD[rows])

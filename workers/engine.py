@@ -5,6 +5,7 @@ Shape legend: S sampled rows of a step, V vocabulary.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence as Seq
 
 from torch import Tensor
@@ -13,16 +14,16 @@ from pipeline.config import DecodingConfig, EngineConfig, Windowed
 from pipeline.errors import RowError
 from pipeline.records import AcceptanceStats
 from workers.blocks import decode_block, prompt_block
-from workers.drafters.base import EMPTY_PROPOSAL, ExtraRows, Proposal, StepOutcome
-from workers.drafters.build import build_drafter
+from workers.drafters.base import EMPTY_PROPOSAL, Proposal
 from workers.kv_cache import KVCache, Move, budget_bytes, commit_move
 from workers.model_loading import LoadedModel
 from workers.model_runner import ModelRunner
+from workers.sampling import Picks
 from workers.scheduler import Schedule, Scheduler
 from workers.sequence import Request, SampleResult, Sequence
-from workers.step_sampling import Candidates, PlannedBlock, pick_rows, record_extras, top_candidates
+from workers.speculation import build_speculation
+from workers.step_sampling import PlannedBlock, pick_rows, record_extras, top_candidates
 from workers.verification import accepted_path
-from workers.windows import build_policy
 
 __all__ = ["Engine", "Request", "SampleResult"]
 
@@ -48,8 +49,7 @@ class Engine:
         self.max_context = min(model.max_context, engine.max_context or model.max_context)
         self.extras = extras
         self.runner = ModelRunner(model.model, engine.compile)
-        self.drafter = build_drafter(decoding, model, engine)
-        self.policy = build_policy(decoding, self.runner.device) if isinstance(decoding, Windowed) else None
+        self.speculation = build_speculation(decoding, model, engine, self.runner, self.max_context)
         draft_rows = decoding.max_window + decoding.extra_rows if isinstance(decoding, Windowed) else 0
         cache = KVCache(self.runner.kv_shape, budget_bytes(engine, self.runner.device), engine.max_sequences)
         self.scheduler = Scheduler(
@@ -117,15 +117,26 @@ class Engine:
 
     def step(self) -> list[SampleResult]:
         """One forward for everything that runs; returns the samples that ended in it."""
-        plan = self._plan(self.scheduler.schedule())
+        began = time.perf_counter()
+        schedule = self.scheduler.schedule()
+        plan = self._plan(schedule)
         if not plan:
             return []
+        forward_began = time.perf_counter()
         logits_SV = self.runner.forward([item.block for item in plan])
         for item in plan:
             if item.proposal is None:
                 item.block.slot.used += item.block.num_rows
         sampled = [item for item in plan if item.proposal is not None]
-        return self._emit(sampled, logits_SV) if sampled else []
+        picks = pick_rows(sampled, logits_SV) if sampled else None
+        picked = [] if picks is None else picks.token_R.tolist()  # waits for the device
+        forward_s = time.perf_counter() - forward_began
+        before = [len(sequence.tokens) for sequence in schedule.decoding]
+        results = [] if picks is None else self._emit(sampled, picks, picked, logits_SV)
+        if self.speculation is not None:
+            emitted = sum(len(s.tokens) - n for s, n in zip(schedule.decoding, before, strict=True))
+            self.speculation.measured(len(picked), emitted, forward_s, time.perf_counter() - began)
+        return results
 
     def _sequence(self, request: Request, sample_index: int) -> Sequence:
         self._next_key += 1
@@ -139,43 +150,22 @@ class Engine:
             last = rows == sequence.num_uncached
             block = prompt_block(sequence.slot, start, tuple(sequence.tokens[start : start + rows]), sampled=last)
             plan.append(PlannedBlock(sequence, block, EMPTY_PROPOSAL if last else None))
-        for sequence, proposal in zip(schedule.decoding, self._propose(schedule), strict=True):
+        proposals: list[Proposal] = [EMPTY_PROPOSAL] * len(schedule.decoding)
+        if self.speculation is not None:
+            proposals = self.speculation.propose(schedule, self.scheduler)
+        for sequence, proposal in zip(schedule.decoding, proposals, strict=True):
             assert sequence.slot is not None
             pending = sequence.tokens[-1]
             block = decode_block(sequence.slot, sequence.num_cached, pending, proposal.draft, proposal.extra)
             plan.append(PlannedBlock(sequence, block, proposal))
         return plan
 
-    def _propose(self, schedule: Schedule) -> list[Proposal]:
-        """Drafts of the decoding sequences, cut to what the sample may still emit and to what the policy buys."""
-        decoding = schedule.decoding
-        if self.drafter is None or self.policy is None:
-            return [EMPTY_PROPOSAL] * len(decoding)
-        windows = self.policy.windows([s.context.key for s in decoding], schedule.room)
-        # The last token of a step is never a guess, so with one token to go there is nothing to guess.
-        useful_depths = [sequence.num_remaining - 1 for sequence in decoding]
-        max_rows = [window if depth else 0 for window, depth in zip(windows, useful_depths, strict=True)]
-        proposed = self.drafter.propose([sequence.context for sequence in decoding], max_rows, 0.0)
-        proposals = []
-        for sequence, rows, depth, proposal in zip(decoding, max_rows, useful_depths, proposed, strict=True):
-            assert len(proposal.draft) <= rows, (self.drafter.name, len(proposal.draft), rows)
-            extra = self._within_context(sequence, proposal)
-            proposals.append(Proposal(proposal.draft.up_to_depth(depth), extra, proposal.extra_yield))
-        drafts = self.policy.select([p.draft for p in proposals], schedule.room)
-        return [Proposal(draft, p.extra, p.extra_yield) for draft, p in zip(drafts, proposals, strict=True)]
-
-    def _within_context(self, sequence: Sequence, proposal: Proposal) -> ExtraRows | None:
-        """Extra rows, unless one lies beyond the context: there some models change the frequencies of the step."""
-        extra = proposal.extra
-        if extra is not None and sequence.num_cached + max(extra.offsets, default=0) >= self.max_context:
-            return None
-        return extra
-
-    def _emit(self, sampled: list[PlannedBlock], logits_SV: Tensor) -> list[SampleResult]:
-        """Pick, verify and commit every sampled block; returns the samples that ended."""
-        picks = pick_rows(sampled, logits_SV)
-        picked = picks.token_R.tolist()
-        top = top_candidates(logits_SV, self.drafter.top_k) if self.drafter and self.drafter.top_k else None
+    def _emit(
+        self, sampled: list[PlannedBlock], picks: Picks, picked: list[int], logits_SV: Tensor
+    ) -> list[SampleResult]:
+        """Verify and commit every sampled block; returns the samples that ended."""
+        speculation = self.speculation
+        top = top_candidates(logits_SV, speculation.top_k) if speculation and speculation.top_k else None
         emitted, moves = [], []
         first = 0
         for item in sampled:
@@ -184,9 +174,9 @@ class Engine:
             emitted.append((item.sequence, [first + row for row in path]))
             moves += [move] if move else []
             end = first + len(item.block.sampled)
-            if self.drafter is not None:
+            if speculation is not None:
                 candidates = None if top is None else (top[0][tree], top[1][tree])
-                self._observe(item, path, picked[tree], candidates, picked[tree.stop : end])
+                speculation.observe(item, path, picked[tree], candidates, picked[tree.stop : end])
             first = end
         if self.extras & {"logprobs", "topk", "cdf"}:
             record_extras(emitted, picks, logits_SV, self.extras)
@@ -200,8 +190,8 @@ class Engine:
         draft = item.proposal.draft
         if not sequence.started:
             sequence.started = True
-            if self.drafter is not None:
-                self.drafter.start(sequence.context)
+            if self.speculation is not None:
+                self.speculation.start(sequence)
         path = accepted_path(draft, picks)
         path = path[: sequence.emit([picks[row] for row in path], self.loaded.tokenizer)]
         sequence.stats.count(draft, path[1:])
@@ -211,23 +201,6 @@ class Engine:
         block.slot.used = block.start + len(path)
         return path, commit_move(block.slot, block.start, path)
 
-    def _observe(
-        self,
-        item: PlannedBlock,
-        path: tuple[int, ...],
-        picks: list[int],
-        candidates: Candidates | None,
-        extra: list[int],
-    ) -> None:
-        assert self.drafter is not None
-        assert self.policy is not None
-        assert item.proposal is not None
-        top_tokens, top_probs = (None, None) if candidates is None else candidates
-        emitted = tuple(picks[row] for row in path)
-        outcome = StepOutcome(item.proposal.draft, tuple(picks), path, emitted, top_tokens, top_probs, tuple(extra))
-        self.drafter.observe(item.sequence.context, outcome)
-        self.policy.observe(item.sequence.context.key, item.proposal.draft, len(path) - 1)
-
     def _finish(self, sequence: Sequence) -> SampleResult:
         result = sequence.result(self.loaded.tokenizer, self.extras)
         self.stats = self.stats + result.stats
@@ -236,7 +209,5 @@ class Engine:
         return result
 
     def _forget(self, sequence: Sequence) -> None:
-        """A sample is gone: drafter and policy drop what they keep of it."""
-        if sequence.started and self.drafter is not None and self.policy is not None:
-            self.drafter.finish(sequence.context)
-            self.policy.finish(sequence.context.key)
+        if self.speculation is not None:
+            self.speculation.finish(sequence)

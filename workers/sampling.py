@@ -6,19 +6,25 @@ rest, in float32 (float64 for a float64 model). Temperature 0 is the argmax of t
 Ties are broken the same way whatever batch a row is in: top-k keeps all tokens that tie with the k-th (as HF does), and
 top-p walks equal logits by ascending token id. In bf16 ties are common, so this matters.
 
-Shape legend: R rows, V vocabulary, K candidates.
+On CPUs with compiled kernels (`workers/native/sampling.py`) `pick` leaves float32 and bfloat16 logits to them; the
+tensor operations below serve every device and data type, and say what the kernels compute.
+
+Shape legend: R rows, V vocabulary, K candidates, N (row, seen token) pairs.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pipeline.config import SamplingConfig
+from workers.native import sampling as native
 from workers.randomness import gumbels, uniforms
 
 _TIE_ROOM = 64
@@ -64,16 +70,23 @@ def widened(logits_RV: Tensor) -> Tensor:
 def penalize(logits_RV: Tensor, params: SamplingConfig, histories: Sequence[RowHistory]) -> Tensor:
     """Repetition penalty (prompt and output), presence and frequency penalties (output), as in HF and OpenAI's API."""
     logits_RV = logits_RV.clone()
-    for row_V, history in zip(logits_RV, histories, strict=True):
-        seen = torch.tensor(sorted(history.prompt | history.output.keys()), device=row_V.device, dtype=torch.int64)
-        seen_logits = row_V[seen]
+    outputs = [history.output for history in histories]
+    if params.repetition_penalty != 1.0:
+        seen = _pairs([part for h in histories for part in (h.prompt, h.output)], 2, logits_RV.device)
+        logits_N = logits_RV[seen]  # a token of both prompt and output comes twice, with the same result
         factor = params.repetition_penalty
-        row_V[seen] = torch.where(seen_logits > 0, seen_logits / factor, seen_logits * factor)
-        if history.output:
-            output = torch.tensor(list(history.output.keys()), device=row_V.device, dtype=torch.int64)
-            counts = torch.tensor(list(history.output.values()), device=row_V.device, dtype=row_V.dtype)
-            row_V[output] -= params.presence_penalty + params.frequency_penalty * counts
+        logits_RV[seen] = torch.where(logits_N > 0, logits_N / factor, logits_N * factor)
+    if params.presence_penalty or params.frequency_penalty:
+        count_N = torch.tensor([count for output in outputs for count in output.values()]).to(logits_RV)
+        logits_RV[_pairs(outputs, 1, logits_RV.device)] -= params.presence_penalty + params.frequency_penalty * count_N
     return logits_RV
+
+
+def _pairs(tokens: Sequence[Collection[int]], parts: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Index tensors `[N]` of rows and token ids; row r's ids are in tokens[r * parts : (r + 1) * parts]."""
+    rows = np.repeat(np.arange(len(tokens)) // parts, [len(ids) for ids in tokens])
+    ids = np.fromiter(chain.from_iterable(tokens), np.int64, len(rows))
+    return torch.from_numpy(rows).to(device), torch.from_numpy(ids).to(device)
 
 
 def adapt(logits_RV: Tensor, params: SamplingConfig) -> list[tuple[Tensor, Adapted]]:
@@ -152,11 +165,21 @@ def _pick_inverse_cdf(adapted: Adapted, stream_R: Tensor) -> Picks:
 def pick(logits_RV: Tensor, params: SamplingConfig, stream_R: Tensor) -> Picks:
     """The token that plain decoding emits after each row, given the row's (penalised) logits and noise stream.
 
-    A pure function of the row: which other rows are picked in the same call does not matter. At temperature 0 the
-    interval of every token is [0, 1).
+    A pure function of the row: which other rows are picked in the same call does not matter. Picks have bounds only
+    under inverse-CDF coupling; at temperature 0 those of every token are [0, 1).
     """
+    if not native.serves(logits_RV):
+        return pick_by_tensors(widened(logits_RV), params, stream_R)
+    token_R, bounds_R2 = native.pick(logits_RV, params, stream_R)
+    return Picks(token_R) if bounds_R2 is None else Picks(token_R, bounds_R2[:, 0], bounds_R2[:, 1])
+
+
+def pick_by_tensors(logits_RV: Tensor, params: SamplingConfig, stream_R: Tensor) -> Picks:
+    """`pick` on any device, from logits in the precision of sampling."""
     if params.temperature == 0.0:
         token_R = logits_RV.argmax(-1)
+        if params.coupling == "gumbel":
+            return Picks(token_R)
         low_R = torch.zeros(len(token_R), dtype=torch.float64, device=token_R.device)
         return Picks(token_R, low_R, low_R + 1.0)
     pick_group = _pick_gumbel if params.coupling == "gumbel" else _pick_inverse_cdf

@@ -17,7 +17,7 @@ from workers.length_estimate import LengthEstimate
 from workers.prefix_cache import PrefixCache
 from workers.sequence import Sequence
 from workers.waiting_queue import WaitingQueue
-from workers.windows import StepRoom
+from workers.window_policy import StepRoom
 
 _GROWTH_ROOM = 64
 """New tokens that a slot has room for when a sequence is admitted."""

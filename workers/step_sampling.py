@@ -16,6 +16,7 @@ from torch import Tensor
 from pipeline.config import SamplingConfig
 from workers.blocks import Block
 from workers.drafters.base import Proposal
+from workers.native import sampling as native
 from workers.randomness import streams
 from workers.sampling import Picks, RowHistory, penalize, pick, widened
 from workers.sequence import Sequence
@@ -44,17 +45,16 @@ def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor) -> Picks:
     Requests with different sampling parameters are picked group by group; the result does not depend on the grouping.
     """
     params = [item.sequence.request.sampling for item in sampled for _ in item.block.sampled]
-    wide_SV = widened(logits_SV)
     stream_S = _noise(sampled, logits_SV.device)
     kinds = dict.fromkeys(params)
     if len(kinds) == 1:
-        return pick(_penalized(sampled, wide_SV, params[0]), params[0], stream_S)
+        return pick(_penalized(sampled, logits_SV, params[0]), params[0], stream_S)
     token_S = torch.empty(len(params), dtype=torch.int64, device=logits_SV.device)
     bounds_2S = torch.zeros(2, len(params), dtype=torch.float64, device=logits_SV.device)
     for kind in kinds:
         rows = torch.tensor([i for i, one in enumerate(params) if one == kind], device=logits_SV.device)
         members = [item for item in sampled if item.sequence.request.sampling == kind]
-        picks = pick(_penalized(members, wide_SV[rows], kind), kind, stream_S[rows])
+        picks = pick(_penalized(members, logits_SV[rows], kind), kind, stream_S[rows])
         token_S[rows] = picks.token_R
         if picks.low_R is not None and picks.high_R is not None:
             bounds_2S[0, rows], bounds_2S[1, rows] = picks.low_R, picks.high_R
@@ -74,7 +74,7 @@ def _noise(sampled: Seq[PlannedBlock], device: torch.device) -> Tensor:
 def _penalized(sampled: Seq[PlannedBlock], logits_SV: Tensor, params: SamplingConfig) -> Tensor:
     if not params.has_penalties:
         return logits_SV
-    return penalize(logits_SV, params, [history for item in sampled for history in _histories(item)])
+    return penalize(widened(logits_SV), params, [history for item in sampled for history in _histories(item)])
 
 
 def _histories(item: PlannedBlock) -> list[RowHistory]:
@@ -83,15 +83,20 @@ def _histories(item: PlannedBlock) -> list[RowHistory]:
     Rows beyond the tree only guess, so the committed tokens will do for them.
     """
     assert item.proposal is not None
-    branches: list[tuple[int, ...]] = [()]
+    committed = item.sequence.history(())
+    branches = [committed]
     for token, parent in zip(item.proposal.draft.tokens, item.proposal.draft.parents, strict=True):
-        branches.append((*branches[parent + 1], token))
-    branches += [()] * (len(item.block.sampled) - len(branches))
-    return [item.sequence.history(branch) for branch in branches]
+        output = branches[parent + 1].output.copy()
+        output[token] += 1
+        branches.append(RowHistory(committed.prompt, output))
+    return branches + [committed] * (len(item.block.sampled) - len(branches))
 
 
 def top_candidates(logits_SV: Tensor, k: int) -> Candidates:
     """The K best tokens of each row with their probabilities at temperature 1, for drafters that recycle them."""
+    if native.serves(logits_SV):
+        ids_SK, probs_SK = native.best(logits_SV, k)
+        return ids_SK.numpy(), probs_SK.numpy()
     wide_SV = logits_SV.float()
     top_SK, ids_SK = wide_SV.topk(min(k, wide_SV.shape[1]), dim=-1)
     probs_SK = (top_SK - wide_SV.logsumexp(-1, keepdim=True)).exp()

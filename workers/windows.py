@@ -1,138 +1,143 @@
-"""How many guesses each sequence gets in a step.
+"""The window controller: one global choice of draft rows per step, by expected tokens per second.
 
-Two questions, asked in this order each step: how many rows may each drafter propose (`windows`), and which of the
-proposed nodes are taken (`select`). A policy never changes the output, only the speed.
+Every candidate row v carries S(v), the probability that it is accepted. With R sequences decoding and T0 rows there
+anyway, the best B candidates of all sequences are bought, with
+
+    B* = argmax_{B >= 0} (R + S_1 + .. + S_B) / t(T0 + B),    S_1 >= S_2 >= ..
+
+so each sequence's window falls out of one choice. `t` is the cost model, plus a running mean of the time beside the
+forward. B = 0 is plain decoding. Whether to draft at all is up to the latch, which believes only what was measured.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
-import torch
+import numpy as np
+import numpy.typing as npt
 
 from pipeline.config import AutoConfig, Windowed
-from workers.drafters.base import Draft
+from workers.adaptive_window import AdaptiveWindow
+from workers.cost_model import CostModel, Floats, calibrate
+from workers.drafters.base import EMPTY_DRAFT, Draft, Proposal
+from workers.latch import Latch
+from workers.model_runner import ModelRunner
+from workers.window_policy import StepLoad, StepMeasure, WindowPolicy, Windows
 
-IDLE_ROWS = {"cpu": 16, "cuda": 128}
-"""Rows of a step that cost hardly more than one, by device type; for auto `decoding.idle_rows` goes before."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepRoom:
-    """Rows of a step: `base_rows` are there anyway (pending tokens, prompt chunks), `free_rows` may be added."""
-
-    base_rows: int
-    free_rows: int
+_RATE = 0.05
+_LEARN_EVERY = 4
+_SAFETY = 0.5  # of the last threshold: candidates that score less were not worth a row, and need not be proposed
 
 
-class WindowPolicy(Protocol):
-    """The seam at which windows are decided. Sequences are named by `DraftContext.key`."""
+class GoodputController:
+    """Buys the rows that are worth more than they cost, best first over all sequences."""
 
-    def windows(self, keys: Sequence[int], room: StepRoom) -> list[int]:
-        """Most draft rows of each decoding sequence."""
-        ...
-
-    def select(self, drafts: Sequence[Draft], room: StepRoom) -> list[Draft]:
-        """The part of each draft that is bought; with a node always its ancestors."""
-        ...
-
-    def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
-        """Outcome of one sequence's step: `num_accepted` nodes of `draft` were accepted."""
-        ...
-
-    def finish(self, key: int) -> None: ...
-
-
-def best_nodes(drafts: Sequence[Draft], rows: int) -> list[Draft]:
-    """The `rows` best nodes of all drafts by score, ancestors first.
-
-    Scores never exceed the parent's, and among equals a parent precedes its child, so every prefix of the order is a
-    set of trees. Worked example, scores (.8, .5, .2) and (.6,), rows 3: the first draft keeps two nodes, the second
-    one.
-    """
-    if sum(map(len, drafts)) <= rows:
-        return list(drafts)
-    ranked = ((-score, i, node) for i, draft in enumerate(drafts) for node, score in enumerate(draft.scores))
-    kept: list[list[int]] = [[] for _ in drafts]
-    for _, i, node in heapq.nsmallest(rows, ranked):
-        kept[i].append(node)
-    return [draft.keep(nodes) for draft, nodes in zip(drafts, kept, strict=True)]
-
-
-class AdaptiveWindow:
-    """Each sequence's own window, as in the lookahead article: grow while drafts are accepted whole, shrink when
-    they break early.
-
-    A draft is whole when its accepted path is as long as its longest branch; it broke early when nothing was
-    accepted. In between the window stays. A window never shrinks below the sequence's share of the rows that are idle
-    anyway: with few sequences running, guesses cost nothing.
-    """
-
-    GROWTH = 1.5
-    SHRINKAGE = 0.75
-
-    def __init__(self, config: Windowed, device: torch.device) -> None:
+    def __init__(self, config: AutoConfig, cost: CostModel) -> None:
         self._config = config
-        self._idle_rows = IDLE_ROWS.get(device.type, IDLE_ROWS["cpu"])
-        self._window: dict[int, float] = {}
+        self._cost = cost
+        self._latch = Latch()
+        self._overhead_s = {True: 0.0, False: 0.0}  # beside the forward, with drafting on and off
+        self._steps = 0
+        self._drafting = True
+        self._threshold = 0.0
 
-    def windows(self, keys: Sequence[int], room: StepRoom) -> list[int]:
-        sequences = max(1, len(keys))
-        most = min(room.free_rows, self._config.max_draft_rows) // sequences
-        idle = min(max(0, self._idle_rows - room.base_rows) // sequences, self._config.max_window)
-        return [min(max(round(self._current(key)), idle), most) for key in keys]
+    def windows(self, load: StepLoad) -> Windows:
+        """Nothing when the latch is off or when not even certain guesses would pay for their rows.
 
-    def select(self, drafts: Sequence[Draft], room: StepRoom) -> list[Draft]:
-        return best_nodes(drafts, room.free_rows)
+        The drafter goes on learning in some of the steps without drafts: else it would never be better than when it was
+        switched off.
+        """
+        sequences = len(load.keys)
+        self._steps += 1
+        self._drafting = self._latch.drafting(sequences)
+        if not self._drafting:
+            return Windows([0] * sequences, learning=self._steps % _LEARN_EVERY == 0)
+        most = min(load.room.free_rows, self._config.max_draft_rows)
+        if not sequences or most <= 0:
+            return Windows([0] * sequences)
+        seconds = self._seconds(load, most)
+        added = np.arange(1, most + 1)
+        # With plain decoding's rate r, B rows pay if their accepted tokens, at most B, exceed r * (t(B) - t(0)).
+        least_yield = sequences / seconds[0] * (seconds[1:] - seconds[0]) / added
+        paying = np.flatnonzero(least_yield < 1.0)
+        if not len(paying):
+            return Windows([0] * sequences)
+        rows = min(self._config.max_window, int(paying[-1]) + 1)
+        return Windows([rows] * sequences, max(float(least_yield.min()), _SAFETY * self._threshold))
 
-    def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
-        if not len(draft):
-            return
-        window = self._current(key)
-        if num_accepted == max(draft.depths):
-            window = window * self.GROWTH + 1
-        elif num_accepted == 0:
-            window = window * self.SHRINKAGE
-        self._window[key] = min(max(window, self._config.min_window), self._config.max_window)
-
-    def finish(self, key: int) -> None:
-        self._window.pop(key, None)
-
-    def _current(self, key: int) -> float:
-        config = self._config
-        return self._window.get(key, (config.min_window + config.max_window) / 2)
-
-
-class RowCap:
-    """The best guesses of all sequences, as many as fit into the rows that are idle anyway.
-
-    A full batch or a prompt chunk leaves none, and the step is plain decoding; a draining batch leaves more and more to
-    those that still run. The goodput controller will measure what is a constant here.
-    """
-
-    def __init__(self, config: AutoConfig, device: torch.device) -> None:
-        self._config = config
-        self._idle_rows = config.idle_rows or IDLE_ROWS.get(device.type, IDLE_ROWS["cpu"])
-
-    def windows(self, keys: Sequence[int], room: StepRoom) -> list[int]:
-        return [min(self._config.max_window, self._rows(room))] * len(keys)
-
-    def select(self, drafts: Sequence[Draft], room: StepRoom) -> list[Draft]:
-        return best_nodes(drafts, self._rows(room))
+    def select(self, proposals: Sequence[Proposal], load: StepLoad) -> list[Proposal]:
+        scores, owners = _candidates(proposals, load.values)
+        most = min(load.room.free_rows, self._config.max_draft_rows, len(scores))
+        order = np.argsort(-scores, kind="stable")[:most]  # stable: a parent stays before a child of equal score
+        seconds = self._seconds(load, most + 1)
+        gained = sum(load.values) + np.concatenate([[0.0], np.cumsum(scores[order])])
+        best = int(np.argmax(gained / seconds[: most + 1]))
+        rate = gained[best] / seconds[best]
+        self._threshold += 0.2 * (rate * (seconds[best + 1] - seconds[best]) - self._threshold)
+        drafts = _kept(proposals, owners, order[:best])
+        buys_extra = self._extra_pays(proposals, load, best, float(gained[best]))
+        return [
+            Proposal(draft, p.extra if buys_extra else None, p.extra_yield)
+            for draft, p in zip(drafts, proposals, strict=True)
+        ]
 
     def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
         pass
 
+    def measured(self, step: StepMeasure) -> None:
+        load = step.load
+        columns = _columns(load) + step.draft_rows * _mean_columns(load)
+        self._cost.observe(step.rows, step.sampled_rows, columns, step.forward_s)
+        overhead_s = self._overhead_s[self._drafting]
+        self._overhead_s[self._drafting] += _RATE * (step.total_s - step.forward_s - overhead_s)
+        sequences = len(load.keys)
+        if sequences and not load.prompt_rows:
+            plain_s = self._cost.seconds(sequences, sequences, _columns(load)) + self._overhead_s[False]
+            self._latch.record(sequences, self._drafting, step.emitted, step.total_s, sequences / plain_s)
+
     def finish(self, key: int) -> None:
         pass
 
-    def _rows(self, room: StepRoom) -> int:
-        idle = max(0, self._idle_rows - room.base_rows)
-        return min(idle, room.free_rows, self._config.max_draft_rows)
+    def _seconds(self, load: StepLoad, most: int) -> Floats:
+        """Time of the step with 0 .. `most` draft rows."""
+        curve = self._cost.curve(load.room.base_rows, most, len(load.keys), _columns(load), _mean_columns(load))
+        return curve + self._overhead_s[True]
+
+    def _extra_pays(self, proposals: Sequence[Proposal], load: StepLoad, bought: int, gained: float) -> bool:
+        """Rows of two-dimensional windows are bought as one item, by what they were measured to yield."""
+        extra = sum(len(p.extra) for p in proposals if p.extra is not None)
+        if not extra or bought + extra > min(load.room.free_rows, self._config.max_draft_rows):
+            return False
+        seconds = self._seconds(load, bought + extra)
+        with_extra = gained + sum(p.extra_yield for p in proposals if p.extra is not None)
+        return bool(with_extra / seconds[bought + extra] > gained / seconds[bought])
 
 
-def build_policy(config: Windowed, device: torch.device) -> WindowPolicy:
-    return RowCap(config, device) if isinstance(config, AutoConfig) else AdaptiveWindow(config, device)
+def _candidates(proposals: Sequence[Proposal], values: Sequence[float]) -> tuple[Floats, npt.NDArray[np.int64]]:
+    """Worth `[N]` of every proposed node, sequence after sequence, and the sequence of each."""
+    scores = [value * score for p, value in zip(proposals, values, strict=True) for score in p.draft.scores]
+    return np.array(scores, dtype=np.float64), np.repeat(np.arange(len(proposals)), [len(p.draft) for p in proposals])
+
+
+def _kept(proposals: Sequence[Proposal], owners: npt.NDArray[np.int64], bought: npt.NDArray[np.int64]) -> list[Draft]:
+    first = np.concatenate([[0], np.cumsum([len(p.draft) for p in proposals])])
+    nodes: list[list[int]] = [[] for _ in proposals]
+    for candidate in bought.tolist():
+        owner = int(owners[candidate])
+        nodes[owner].append(candidate - int(first[owner]))
+    return [p.draft.keep(kept) if kept else EMPTY_DRAFT for p, kept in zip(proposals, nodes, strict=True)]
+
+
+def _columns(load: StepLoad) -> float:
+    return float(sum(load.columns))
+
+
+def _mean_columns(load: StepLoad) -> float:
+    return sum(load.columns) / max(1, len(load.columns))
+
+
+def build_policy(config: Windowed, runner: ModelRunner, max_rows: int) -> WindowPolicy:
+    """The policy of a strategy; for auto this measures the model for a few seconds."""
+    if isinstance(config, AutoConfig):
+        return GoodputController(config, CostModel(calibrate(runner, max_rows)))
+    return AdaptiveWindow(config, runner.device)

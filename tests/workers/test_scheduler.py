@@ -10,7 +10,7 @@ from pipeline.config import SamplingConfig
 from workers.kv_cache import KVCache, KVShape
 from workers.scheduler import Schedule, Scheduler
 from workers.sequence import Request, Sequence
-from workers.windows import StepRoom
+from workers.window_policy import StepRoom
 
 SHAPE = KVShape(layers=1, heads=1, head_size=1, dtype=torch.float32, device=torch.device("cpu"))
 SLOT = 128 * SHAPE.bytes_per_token

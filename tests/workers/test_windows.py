@@ -1,112 +1,132 @@
-"""Window policies: growth and shrinkage, shares of a full batch, buying the best nodes."""
+"""The goodput controller: its choice against brute force, its limits, and what it learns from measured steps."""
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import AutoConfig, SuffixConfig
-from workers.drafters.base import EMPTY_DRAFT, Draft
-from workers.windows import AdaptiveWindow, RowCap, StepRoom, best_nodes, build_policy
+from pipeline.config import AutoConfig, ModelConfig, SuffixConfig
+from tests.workers.drafting import chain, drafts, load, proposals
+from workers.adaptive_window import AdaptiveWindow
+from workers.cost_model import Calibration, CostModel
+from workers.drafters.base import Draft, ExtraRows, Proposal
+from workers.model_loading import load_model
+from workers.model_runner import ModelRunner
+from workers.window_policy import StepMeasure
+from workers.windows import GoodputController, build_policy
 
-CPU = torch.device("cpu")
-
-
-def room(free_rows: int) -> StepRoom:
-    """A step with no idle rows."""
-    return StepRoom(base_rows=100, free_rows=free_rows)
-
-
-def chain(scores: tuple[float, ...]) -> Draft:
-    n = len(scores)
-    return Draft(tuple(range(n)), tuple(range(-1, n - 1)), scores, ("test",) * n)
+FLAT_TO_8 = Calibration((1, 8, 16, 32), (0.010, 0.010, 0.020, 0.040), 0.0, 0.0)
 
 
-@st.composite
-def drafts(draw: st.DrawFn) -> Draft:
-    parents: list[int] = []
-    scores: list[float] = []
-    for i in range(draw(st.integers(0, 8))):
-        parent = draw(st.integers(-1, i - 1))
-        above = 1.0 if parent < 0 else scores[parent]
-        parents.append(parent)
-        scores.append(above * draw(st.sampled_from([1.0, 0.9, 0.5])))
-    return Draft(tuple(range(len(parents))), tuple(parents), tuple(scores), ("test",) * len(parents))
+def controller(calibration: Calibration = FLAT_TO_8, **config: int) -> GoodputController:
+    return GoodputController(AutoConfig(**config), CostModel(calibration))
 
 
-def test_best_nodes_of_the_worked_example() -> None:
-    first, second = best_nodes([chain((0.8, 0.5, 0.2)), chain((0.6,))], 3)
-    assert (len(first), len(second)) == (2, 1)
+def goodput(bought: list[Draft], values: list[float], cost: CostModel) -> float:
+    """Expected worth of the tokens of a step, over its seconds."""
+    worth = sum(values) + sum(v * score for v, d in zip(values, bought, strict=True) for score in d.scores)
+    rows = len(values) + sum(map(len, bought))
+    return worth / cost.seconds(rows, rows, 0)
 
 
-@given(st.lists(drafts(), max_size=5), st.integers(0, 20))
-def test_best_nodes_keeps_trees_and_the_best_scores(some: list[Draft], rows: int) -> None:
-    kept = best_nodes(some, rows)
-    assert sum(map(len, kept)) == min(rows, sum(map(len, some)))
-    everything = sorted((score for draft in some for score in draft.scores), reverse=True)
-    assert sorted((score for draft in kept for score in draft.scores), reverse=True) == everything[:rows]
-    for before, after in zip(some, kept, strict=True):
-        paths = {before.tokens[i]: before.parents[i] for i in range(len(before))}
-        for token, parent in zip(after.tokens, after.parents, strict=True):
-            assert (after.tokens[parent] if parent >= 0 else -1) == paths[token]  # tokens are node numbers here
+@given(
+    st.lists(drafts(), min_size=1, max_size=4),
+    st.lists(st.floats(1e-3, 1e-1), min_size=4, max_size=4),
+    st.integers(0, 12),
+)
+def test_no_other_number_of_rows_has_more_expected_tokens_per_second(
+    some: list[Draft], seconds: list[float], free: int
+) -> None:
+    cost = CostModel(Calibration((1, 4, 8, 32), tuple(sorted(seconds)), 0.0, 0.0))
+    policy = GoodputController(AutoConfig(max_draft_rows=10), cost)
+    values = [1.0 + i / 4 for i in range(len(some))]
+    step = load(len(some), free, values=values)
+    bought = [p.draft for p in policy.select(proposals(*some), step)]
+    assert sum(map(len, bought)) <= min(free, 10)
+    scores = sorted((v * s for v, d in zip(values, some, strict=True) for s in d.scores), reverse=True)
+    for rows in range(min(len(scores), free, 10) + 1):
+        total = len(some) + rows
+        best = (sum(values) + sum(scores[:rows])) / cost.seconds(total, total, 0)
+        assert goodput(bought, values, cost) >= best * (1 - 1e-9)
 
 
-def test_window_grows_on_whole_drafts_shrinks_on_early_breaks_and_stays_in_between() -> None:
-    policy = AdaptiveWindow(SuffixConfig(min_window=2, max_window=12), CPU)
-    assert policy.windows([1], room(100)) == [7]
-    policy.observe(1, chain((0.5,) * 4), 2)
-    assert policy.windows([1], room(100)) == [7]
-    policy.observe(1, chain((0.5,) * 4), 4)
-    assert policy.windows([1], room(100)) == [12]  # 7 * 1.5 + 1, at most 12
-    for _ in range(20):
-        policy.observe(1, chain((0.5,) * 4), 0)
-    assert policy.windows([1], room(100)) == [2]
-    policy.observe(1, EMPTY_DRAFT, 0)
-    assert policy.windows([1, 2], room(100)) == [2, 7]
+def test_rows_that_cost_nothing_are_filled_and_dear_ones_bought_only_for_likely_tokens() -> None:
+    policy = controller()
+    unlikely = proposals(chain((0.3,) * 12))
+    assert len(policy.select(unlikely, load(1, 100))[0].draft) == 7  # up to 8 rows a step costs the same
+    certain = proposals(chain((1.0,) * 12))
+    assert len(policy.select(certain, load(1, 100))[0].draft) == 12
 
 
-def test_a_window_keeps_its_share_of_idle_rows() -> None:
-    policy = AdaptiveWindow(SuffixConfig(min_window=1, max_window=12), CPU)
-    for key in (1, 2, 3):
-        for _ in range(20):
-            policy.observe(key, chain((0.5,) * 4), 0)
-    assert policy.windows([1], StepRoom(base_rows=1, free_rows=100)) == [12]
-    assert policy.windows([1, 2, 3], StepRoom(base_rows=3, free_rows=100)) == [4, 4, 4]
-    assert policy.windows([1, 2, 3], StepRoom(base_rows=16, free_rows=100)) == [1, 1, 1]
+def test_a_full_batch_drafts_nothing_that_is_not_nearly_certain() -> None:
+    policy = controller(Calibration((1, 64), (0.001, 0.080), 0.0, 0.0))  # a row costs more than the first did
+    some = proposals(*[chain((0.9,))] * 8)
+    assert all(not len(p.draft) for p in policy.select(some, load(8, 100)))
+    assert policy.windows(load(8, 100)).rows == [0] * 8
 
 
-def test_a_finished_sequence_is_forgotten() -> None:
-    policy = AdaptiveWindow(SuffixConfig(min_window=2, max_window=12), CPU)
-    policy.observe(1, chain((0.5,)), 0)
-    policy.finish(1)
-    assert policy.windows([1], room(100)) == [7]
+def test_windows_ask_for_what_may_pay_and_name_the_score_below_which_nothing_does() -> None:
+    policy = controller(max_window=8)
+    idle, full = policy.windows(load(1, 100)), policy.windows(load(8, 100))
+    assert idle.rows == [8]
+    assert idle.min_score == 0.0
+    assert full.min_score == pytest.approx(1.0, abs=0.01)  # 8 tokens in 10 ms; a row costs 1.25 ms
+    assert controller().windows(load(1, 0)).rows == [0]
+    assert controller(max_draft_rows=3).windows(load(1, 100)).rows == [3]
+    assert controller().windows(load(0, 100)).rows == []
 
 
-def test_a_full_batch_shares_the_rows() -> None:
-    policy = AdaptiveWindow(SuffixConfig(min_window=4, max_window=4, max_draft_rows=64), CPU)
-    assert policy.windows([1, 2, 3], room(6)) == [2, 2, 2]
-    assert policy.windows([1, 2, 3], room(2)) == [0, 0, 0]
-    assert policy.windows(list(range(32)), room(1000)) == [2] * 32
+def test_in_the_tail_the_longest_sequences_get_the_rows() -> None:
+    policy = controller(max_draft_rows=3)
+    some = proposals(chain((0.5, 0.4, 0.3)), chain((0.6, 0.5, 0.4)))
+    even = policy.select(some, load(2, 100))
+    tail = policy.select(some, load(2, 100, values=[1.8, 0.2]))
+    assert [len(p.draft) for p in even] == [1, 2]
+    assert [len(p.draft) for p in tail] == [3, 0]
 
 
-def test_row_cap_buys_the_best_of_all_sequences() -> None:
-    policy = RowCap(AutoConfig(max_window=8, idle_rows=5), CPU)
-    small = StepRoom(base_rows=2, free_rows=100)
-    assert policy.windows([1, 2], small) == [3, 3]
-    kept = policy.select([chain((0.9, 0.8, 0.7)), chain((0.1, 0.05))], small)
-    assert [len(draft) for draft in kept] == [3, 0]
+def test_a_two_dimensional_window_is_bought_by_what_it_yields() -> None:
+    extra = ExtraRows((1,) * 4, (1,) * 4, np.eye(4, dtype=np.bool_), (0, 1, 2, 3))
+    for extra_yield, sequences, bought in ((0.1, 1, True), (0.1, 8, False), (6.0, 8, True)):
+        some = [Proposal(extra=extra, extra_yield=extra_yield), *proposals(*([Draft()] * (sequences - 1)))]
+        kept = controller().select(some, load(sequences, 100))
+        assert (kept[0].extra is not None) == bought, (extra_yield, sequences)
 
 
-def test_a_full_batch_or_a_prompt_chunk_leaves_no_rows() -> None:
-    policy = RowCap(AutoConfig(), CPU)
-    assert policy.windows([1], StepRoom(base_rows=1, free_rows=1000)) == [15]
-    assert policy.windows([1], StepRoom(base_rows=200, free_rows=800)) == [0]
-    keys = list(range(16))
-    assert policy.windows(keys, StepRoom(base_rows=16, free_rows=1000)) == [0] * 16
-    assert policy.select([chain((0.9,))], StepRoom(base_rows=16, free_rows=1000)) == [EMPTY_DRAFT]
+def measured(step_load: object, total_s: float, emitted: int) -> StepMeasure:
+    return StepMeasure(step_load, 0, 8, emitted, 0.010, 0.0, total_s)  # type: ignore[arg-type]
 
 
-def test_auto_gets_the_row_cap_all_others_their_own_windows() -> None:
-    assert isinstance(build_policy(AutoConfig(), CPU), RowCap)
-    assert isinstance(build_policy(SuffixConfig(), CPU), AdaptiveWindow)
+def test_drafts_that_lose_are_switched_off_while_the_drafter_goes_on_learning_now_and_then() -> None:
+    """The cost model says that drafts are free; the clock says that steps with drafts take three times as long."""
+    policy = controller()
+    step = load(4, 100)
+    drafting, learning = [], []
+    for _ in range(600):
+        windows = policy.windows(step)
+        drafting.append(any(windows.rows))
+        learning.append(windows.learning)
+        policy.measured(measured(step, 0.033 if drafting[-1] else 0.011, 8 if drafting[-1] else 4))
+    assert all(drafting[:32])
+    assert sum(drafting[200:]) < 40
+    resting = [learns for drafts, learns in zip(drafting[200:], learning[200:], strict=True) if not drafts]
+    assert 0.2 < sum(resting) / len(resting) < 0.3
+
+
+def test_steps_with_prompt_rows_say_nothing_about_drafts() -> None:
+    policy = controller()
+    step = load(4, 100, base_rows=200)
+    for _ in range(300):
+        assert policy.windows(load(4, 100)).rows != [0] * 4
+        policy.measured(measured(step, 0.5, 4))
+
+
+def test_auto_gets_the_controller_all_others_their_own_windows(tiny_model_dir: Callable[[str], Path]) -> None:
+    runner = ModelRunner(load_model(ModelConfig(id=str(tiny_model_dir("llama")))).model)
+    assert isinstance(build_policy(AutoConfig(), runner, 16), GoodputController)
+    assert isinstance(build_policy(SuffixConfig(), runner, 16), AdaptiveWindow)

@@ -88,6 +88,9 @@ class Draft:
         )
 
     def up_to_depth(self, depth: int) -> Draft:
+        """The nodes at most so deep."""
+        if depth >= len(self):
+            return self
         return self.keep(i for i, d in enumerate(self.depths) if d <= depth)
 
 

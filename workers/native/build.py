@@ -23,7 +23,9 @@ from workers.model_files import cache_folder
 logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno")
+SAMPLING_SOURCE = Path(__file__).with_name("sampling.cpp")
+# No contraction: whether a product and a sum become one instruction must not depend on the shape of a tile.
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
 COMPILE_TIMEOUT_S = 120
 
 
@@ -32,8 +34,12 @@ class NativeUnavailable(Exception):
 
 
 @functools.cache
-def load_kernels() -> ctypes.CDLL:
-    """The compiled library. Raises NativeUnavailable when there is no compiler, no AVX-512 or no OpenMP runtime."""
+def load_kernels(source: Path | None = None) -> ctypes.CDLL:
+    """The library compiled from a source, `SOURCE` unless given.
+
+    Raises NativeUnavailable when there is no compiler, no AVX-512 or no OpenMP runtime.
+    """
+    source = source or SOURCE
     features = cpu_features()
     if "avx512f" not in features or "avx512bw" not in features:
         raise NativeUnavailable("the CPU has no AVX-512")
@@ -43,16 +49,25 @@ def load_kernels() -> ctypes.CDLL:
     )
     if compiler is None:
         raise NativeUnavailable("there is no C++ compiler (CXX, c++, g++ or clang++)")
-    library = cache_folder() / "native" / f"{_key(compiler, features)}.so"
-    if not library.exists():
-        library.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(library.with_suffix(".lock")):
-            if not library.exists():
-                _compile(compiler, library)
+    library = _build(compiler, features, source)
     try:
         return ctypes.CDLL(str(library))
     except OSError as error:  # torch was built without the OpenMP runtime that this compiler uses
         raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
+
+
+def _build(compiler: str, features: frozenset[str], source: Path) -> Path:
+    """The library in the cache folder, made by whichever process comes first."""
+    try:
+        library = cache_folder() / "native" / f"{_key(compiler, features, source)}.so"
+        if not library.exists():
+            library.parent.mkdir(parents=True, exist_ok=True)
+            with FileLock(library.with_suffix(".lock")):
+                if not library.exists():
+                    _compile(compiler, source, library)
+    except (OSError, RuntimeError) as error:  # no home, no room, no right to write
+        raise NativeUnavailable(f"the compiled kernels cannot be kept in the cache folder: {error}") from error
+    return library
 
 
 @functools.cache
@@ -65,27 +80,29 @@ def cpu_features() -> frozenset[str]:
     return frozenset(next((line.partition(":")[2].split() for line in lines if line.startswith("flags")), ()))
 
 
-def _key(compiler: str, features: frozenset[str]) -> str:
+def _key(compiler: str, features: frozenset[str], source: Path | None = None) -> str:
     """Changes with the source, the flags, the compiler and the CPU: a cache folder may be shared by machines."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, check=True).stdout
-    parts = (SOURCE.read_bytes(), " ".join(FLAGS).encode(), version, " ".join(sorted(features)).encode())
-    return hashlib.sha256(b"\0".join(parts)).hexdigest()[:24]
+    version = _run([compiler, "--version"])
+    parts = ((source or SOURCE).read_text(), " ".join(FLAGS), version, " ".join(sorted(features)))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _compile(compiler: str, path: Path) -> None:
+def _compile(compiler: str, source: Path, path: Path) -> None:
     """Written under another name and renamed, so that no other process loads half a file."""
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         built, library = Path(folder, "kernels.o"), Path(folder, "kernels.so")
         # Linked without -fopenmp: its symbols are found in the runtime that torch has loaded.
-        commands = (
-            [compiler, *FLAGS, "-c", str(SOURCE), "-o", str(built)],
-            [compiler, "-shared", str(built), "-o", str(library)],
-        )
-        for command in commands:
-            try:
-                done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
-            except (OSError, subprocess.TimeoutExpired) as error:
-                raise NativeUnavailable(f"the C++ compiler failed: {error}") from error
-            if done.returncode != 0:
-                raise NativeUnavailable(f"the C++ compiler failed: {done.stderr.strip()[-500:]}")
+        _run([compiler, *FLAGS, "-c", str(source), "-o", str(built)])
+        _run([compiler, "-shared", str(built), "-o", str(library)])
         library.replace(path)
+
+
+def _run(command: list[str]) -> str:
+    """Raises NativeUnavailable with the start of what the compiler said when it fails."""
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise NativeUnavailable(f"the C++ compiler failed: {error}") from error
+    if done.returncode != 0:
+        raise NativeUnavailable(f"the C++ compiler failed: {' '.join(done.stderr.split())[:300] or command[0]}")
+    return done.stdout

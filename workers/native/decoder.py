@@ -5,7 +5,8 @@ normalised queries and keys, biased projections, a sliding window), RMS norm, Si
 Mistral, Qwen 2 and 3, and what is built like them. The structure is read from the modules; the caller compares a first
 forward with the model's own, so that one which only looks alike is found out.
 
-Shape legend: T rows of the step, E hidden, S sampled rows, V vocabulary, N outputs, M inner size, D head size.
+Shape legend: T rows of the step, E hidden, S sampled rows, V vocabulary, N outputs, M inner size, D head size,
+P positions.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from itertools import chain
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,16 +22,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from workers.attention import AttentionProbe
 from workers.blocks import Block
-from workers.native.build import NativeUnavailable, cpu_features, load_kernels
+from workers.native.build import NativeUnavailable, load_kernels
+from workers.native.structure import INNER, LANES, read_structure
 
-LANES = 16
-INNER = {torch.float32: 1, torch.bfloat16: 2}
-"""Served data types, and how many inner-dimension values of a weight lie side by side."""
+POSITIONS_AT_ONCE = 1024
+"""The rotary table grows by so many positions. Always so many, since a vectorised cosine may round by its place."""
 
 ROW_ARRAYS = ("key_base", "layer_stride", "value_stride", "column", "contiguous", "position")
 
@@ -57,7 +59,7 @@ class _Model(Structure):
 class _Step(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("rows", "num_sampled", "threads")),
-        *((name, c_void_p) for name in (*ROW_ARRAYS, "seen_begin", "seen", "sampled", "cos", "sin")),
+        *((name, c_void_p) for name in (*ROW_ARRAYS, "seen_begin", "seen", "sampled", "rotary")),
     ]
 
 
@@ -65,35 +67,31 @@ class NativeDecoder:
     """The packed weights of one model and the call that runs them. Raises NativeUnavailable for models not served."""
 
     def __init__(self, model: PreTrainedModel, probe: AttentionProbe) -> None:
-        self._kernels = load_kernels()
+        found = read_structure(model, probe)
+        self._forward = _entry(model.dtype)
         self._tensors: list[Tensor] = []  # what the structures below point into
-        base: Any = model.base_model
-        _check(model, base, probe)
         self.dtype = model.dtype
-        self._embedding: Any = model.get_input_embeddings()
-        head: Any = model.get_output_embeddings()
-        self._rotary = base.rotary_emb
-        self.vocabulary: int = head.weight.shape[0]
-        layers = list(base.layers)
-        self._layers = (_Layer * len(layers))(
-            *(self._layer(layer, probe.layers[i].sliding_window) for i, layer in enumerate(layers))
+        self.vocabulary: int = found.head.weight.shape[0]
+        self._embedding_VE: Tensor = found.embedding.weight
+        self._rotary = found.rotary
+        self._table_P2D = torch.empty(0, 2, found.head_size)
+        self._layers = (_Layer * len(found.layers))(
+            *(self._layer(layer, probe.layers[i].sliding_window) for i, layer in enumerate(found.layers))
         )
-        attention = layers[0].self_attn
         self._model = _Model(
-            layers=len(layers),
-            hidden=self._embedding.embedding_dim,
-            heads=attention.q_proj.out_features // attention.head_dim,
-            kv_heads=attention.k_proj.out_features // attention.head_dim,
-            head_size=attention.head_dim,
-            intermediate=layers[0].mlp.down_proj.in_features,
+            layers=len(found.layers),
+            hidden=found.hidden,
+            heads=found.heads,
+            kv_heads=found.kv_heads,
+            head_size=found.head_size,
+            intermediate=found.intermediate,
             vocabulary=-(-self.vocabulary // LANES) * LANES,
-            eps=layers[0].input_layernorm.variance_epsilon,
-            scale=probe.layers[0].scale,
+            eps=found.eps,
+            scale=found.scale,
             layer=self._layers,
-            final_norm=self._keep(base.norm.weight),
-            head=self._pack(head.weight),
+            final_norm=self._keep(found.norm.weight),
+            head=self._pack(found.head.weight),
         )
-        self._forward = getattr(self._kernels, f"forward_{str(self.dtype).removeprefix('torch.')}")
 
     @classmethod
     def of(cls, model: PreTrainedModel, probe: AttentionProbe) -> NativeDecoder:
@@ -107,29 +105,30 @@ class NativeDecoder:
 
         A row's logits do not depend on the other rows, bit for bit.
         """
-        ids_T = torch.tensor([token for block in blocks for token in block.tokens])
-        hidden_TE = F.embedding(ids_T, self._embedding.weight)
+        ids_T = np.fromiter(chain.from_iterable(block.tokens for block in blocks), np.int64)
+        hidden_TE = F.embedding(torch.from_numpy(ids_T), self._embedding_VE)
         arrays = step_arrays(blocks)
-        # In float32, which the kernels rotate in: the probe tensor only tells the data type.
-        cos_TD, sin_TD = (
-            x[0].contiguous() for x in self._rotary(torch.empty(0), torch.from_numpy(arrays["position"])[None])
-        )
+        table_P2D = self._rotary_table(int(arrays["position"].max()) + 1)
         logits_SV = torch.empty(len(arrays["sampled"]), self._model.vocabulary, dtype=self.dtype)
         step = _Step(
             rows=len(ids_T),
             num_sampled=len(arrays["sampled"]),
             threads=torch.get_num_threads(),
-            cos=cos_TD.data_ptr(),
-            sin=sin_TD.data_ptr(),
+            rotary=table_P2D.data_ptr(),
             **{name: array.ctypes.data for name, array in arrays.items()},
         )
-        self._forward(
-            ctypes.byref(self._model),
-            ctypes.byref(step),
-            c_void_p(hidden_TE.data_ptr()),
-            c_void_p(logits_SV.data_ptr()),
-        )
+        self._forward(ctypes.byref(self._model), ctypes.byref(step), hidden_TE.data_ptr(), logits_SV.data_ptr())
         return logits_SV[:, : self.vocabulary]
+
+    def _rotary_table(self, positions: int) -> Tensor:
+        """Cosines and sines `[P, 2, D]` of at least so many positions, in float32, which the kernels rotate in."""
+        table_P2D = self._table_P2D
+        while len(table_P2D) < positions:
+            position = torch.arange(len(table_P2D), len(table_P2D) + POSITIONS_AT_ONCE)[None]
+            cos_1PD, sin_1PD = self._rotary(torch.empty(0), position)  # the empty tensor only tells the data type
+            table_P2D = torch.cat([table_P2D, torch.stack([cos_1PD[0], sin_1PD[0]], dim=1)])
+        self._table_P2D = table_P2D
+        return table_P2D
 
     def _layer(self, layer: Any, sliding_window: int | None) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
@@ -159,6 +158,16 @@ class NativeDecoder:
 _decoders: WeakKeyDictionary[PreTrainedModel, NativeDecoder] = WeakKeyDictionary()
 
 
+def _entry(dtype: torch.dtype) -> Any:
+    """The library's function for a data type. Raises NativeUnavailable when the compiler did not know it."""
+    name = f"forward_{str(dtype).removeprefix('torch.')}"
+    entry = getattr(load_kernels(), name, None)
+    if entry is None:
+        raise NativeUnavailable(f"the C++ compiler is too old for {dtype} kernels on this CPU")
+    entry.argtypes, entry.restype = [POINTER(_Model), POINTER(_Step), c_void_p, c_void_p], None
+    return entry
+
+
 def packed(weight_NM: Tensor) -> Tensor:
     """Panels of 16 outputs, `[N / 16, M / i, 16, i]` with i = `INNER`; missing outputs of the last panel are zero.
 
@@ -177,72 +186,32 @@ def step_arrays(blocks: Sequence[Block]) -> dict[str, npt.NDArray[np.int64]]:
     Worked example, a draft tree (pending a, nodes b, c below a, d below b) behind 10 columns: columns 10..13,
     contiguous 10 for all, seen rows a: (a), b: (a, b), c: (a, c), d: (a, b, d).
     """
-    columns: dict[str, list[npt.NDArray[np.int64]]] = {name: [] for name in ROW_ARRAYS}
-    seen_counts, seen, sampled = [], [], []
-    first_row = 0
+    first_row, per_block, sampled = 0, [], []
+    viewers, seen = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for block in blocks:
-        slot, rows = block.slot, block.num_rows
-        kv = slot.slab.kv_L2SCKD
-        key_base = kv.data_ptr() + slot.index * kv.stride(2) * kv.element_size()
-        column = np.arange(block.start, block.start + rows)
-        causal = block.mask_RR is None
-        for name, value in (("key_base", key_base), ("layer_stride", kv.stride(0)), ("value_stride", kv.stride(1))):
-            columns[name].append(np.full(rows, value))
-        columns["column"].append(column)
-        columns["contiguous"].append(column + 1 if causal else np.full(rows, block.start))
-        columns["position"].append(np.array(block.positions))
-        if block.mask_RR is None:
-            seen_counts.append(np.zeros(rows, dtype=np.int64))
-        else:
-            row, seen_row = np.nonzero(block.mask_RR)
-            seen_counts.append(np.bincount(row, minlength=rows))
+        kv = block.slot.slab.kv_L2SCKD
+        layer_stride, value_stride, slot_stride = kv.stride()[:3]
+        key_base = kv.data_ptr() + block.slot.index * slot_stride * kv.element_size()
+        per_block.append((key_base, layer_stride, value_stride, block.start, first_row, block.mask_RR is None))
+        if block.mask_RR is not None:
+            viewer, seen_row = block.mask_RR.nonzero()
+            viewers.append(viewer + first_row)
             seen.append(seen_row + first_row)
         sampled += [first_row + row for row in block.sampled]
-        first_row += rows
-    arrays = {name: np.concatenate(parts) for name, parts in columns.items()}
-    arrays["seen_begin"] = np.cumsum(np.concatenate([np.zeros(1, dtype=np.int64), *seen_counts]))
-    arrays["seen"] = np.concatenate([np.zeros(0, dtype=np.int64), *seen])
-    arrays["sampled"] = np.array(sampled, dtype=np.int64)
-    return arrays
-
-
-def _check(model: PreTrainedModel, base: Any, probe: AttentionProbe) -> None:
-    """Raises NativeUnavailable, saying what the kernels do not know about this model."""
-    dtype = model.dtype
-    if dtype not in INNER or (dtype == torch.bfloat16 and "avx512_bf16" not in cpu_features()):
-        raise NativeUnavailable(f"this CPU has no kernels for {dtype}")
-    try:
-        layers = list(base.layers)
-        attentions, mlps = [layer.self_attn for layer in layers], [layer.mlp for layer in layers]
-        norms = [
-            base.norm,
-            *(norm for layer in layers for norm in (layer.input_layernorm, layer.post_attention_layernorm)),
-        ]
-        inputs = [projection for a in attentions for projection in (a.q_proj, a.k_proj, a.v_proj)]
-        others = [*(a.o_proj for a in attentions), *(p for m in mlps for p in (m.gate_proj, m.up_proj, m.down_proj))]
-        activations = {type(mlp.act_fn).__name__ for mlp in mlps}
-        head_size = attentions[0].head_dim
-        known = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-        unknown = {name for layer in layers for name, _ in layer.named_children()} - known
-        eps = {norm.variance_epsilon for norm in norms}
-        rotary, _ = base.rotary_emb(torch.empty(0), torch.zeros(1, 1, dtype=torch.int64))
-    except AttributeError as error:
-        raise NativeUnavailable(f"{type(model).__name__} is not built like Llama: {error}") from error
-    sizes = {size for projection in (*inputs, *others) for size in projection.weight.shape}
-    rules = (
-        (not unknown, f"its layers have {sorted(unknown)}"),
-        (activations <= {"SiLUActivation", "SiLU"}, f"its activation is {activations}"),
-        (all(type(p) is nn.Linear for p in (*inputs, *others)), "its projections are not plain linear layers"),
-        (all(p.bias is None for p in others), "its output or feed-forward projections have biases"),
-        (len({p.bias is None for p in inputs}) == 1, "only some of its input projections have biases"),
-        (len(eps) == 1, f"its norms differ in epsilon: {eps}"),
-        (rotary.shape[-1] == head_size, "only a part of each head is rotated"),
-        (head_size % (2 * LANES) == 0, f"its head size is {head_size}, not a multiple of 32"),
-        (all(size % LANES == 0 for size in sizes), "its layer sizes are not multiples of 16"),
-        (not any(layer.softcap for layer in probe.layers.values()), "it caps attention logits"),
-        (len({layer.scale for layer in probe.layers.values()}) == 1, "its layers differ in attention scale"),
-        (model.get_output_embeddings().bias is None, "its output head has a bias"),
-    )
-    for holds, sentence in rules:
-        if not holds:
-            raise NativeUnavailable(f"{type(model).__name__} is not built like Llama: {sentence}")
+        first_row += block.num_rows
+    per_row = np.repeat(np.array(per_block, np.int64), [block.num_rows for block in blocks], axis=0)
+    key_base_T, layer_stride_T, value_stride_T, start_T, first_row_T, causal_T = np.ascontiguousarray(per_row.T)
+    column_T = np.arange(first_row) - first_row_T + start_T
+    seen_begin = np.zeros(first_row + 1, np.int64)
+    np.cumsum(np.bincount(np.concatenate(viewers), minlength=first_row), out=seen_begin[1:])
+    return {
+        "key_base": key_base_T,
+        "layer_stride": layer_stride_T,
+        "value_stride": value_stride_T,
+        "column": column_T,
+        "contiguous": np.where(causal_T, column_T + 1, start_T),
+        "position": np.fromiter(chain.from_iterable(block.positions for block in blocks), np.int64, first_row),
+        "seen_begin": seen_begin,
+        "seen": np.concatenate(seen),
+        "sampled": np.array(sampled, np.int64),
+    }

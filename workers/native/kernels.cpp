@@ -11,9 +11,11 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 #include <vector>
 
 namespace {
@@ -29,9 +31,9 @@ struct Float32 {
     static void store(float* p, f16 v) { _mm512_storeu_ps(p, v); }
     static float get(const float* p) { return *p; }
     static f16 rounded(f16 v) { return v; }
-    static f16 multiply_add(f16 sum, const float* x, const float* w) {
-        return _mm512_fmadd_ps(_mm512_set1_ps(*x), _mm512_loadu_ps(w), sum);
-    }
+    static f16 weights(const float* p) { return load(p); }
+    static f16 everywhere(const float* p) { return _mm512_set1_ps(*p); }
+    static f16 multiply_add(f16 sum, f16 x, f16 w) { return _mm512_fmadd_ps(x, w, sum); }
     static f16 dot_part(f16 sum, const float* a, const float* b) { return _mm512_fmadd_ps(load(a), load(b), sum); }
 };
 
@@ -58,19 +60,21 @@ struct BFloat16 {
         store(half, v);
         return load(half);
     }
-    static f16 multiply_add(f16 sum, const uint16_t* x, const uint16_t* w) {
+    // Sixteen pairs each, as bits: one pair of the inner dimension per output, or the same pair for all.
+    static f16 weights(const uint16_t* p) { return _mm512_castsi512_ps(_mm512_loadu_si512(p)); }
+    static f16 everywhere(const uint16_t* p) {
         int32_t pair;
-        std::memcpy(&pair, x, sizeof pair);
-        __m512i weights = _mm512_loadu_si512(w);
-        return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(pair), (__m512bh)weights);
+        std::memcpy(&pair, p, sizeof pair);
+        return _mm512_castsi512_ps(_mm512_set1_epi32(pair));
     }
+    static f16 multiply_add(f16 sum, f16 x, f16 w) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
     static f16 dot_part(f16 sum, const uint16_t* a, const uint16_t* b) {
         return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(a), (__m512bh)_mm512_loadu_si512(b));
     }
 };
 #endif
 
-f16 exponential(f16 x) {  // Cephes' expf: error below 2 ulp; -inf gives 0
+f16 exponential(f16 x) {  // Cephes' expf: error below 2 ulp; below -87.3 the smallest normal number
     x = _mm512_max_ps(x, _mm512_set1_ps(-87.3f));
     f16 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
     f16 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
@@ -84,19 +88,29 @@ f16 exponential(f16 x) {  // Cephes' expf: error below 2 ulp; -inf gives 0
 
 // ---- linear layers ------------------------------------------------------------------------------------------------
 
+constexpr int MOST_ROWS = 12;     // of a tile: its sums, at most 24 vectors, stay in registers
+constexpr int MOST_PANELS = 3;
+constexpr int AHEAD = 2048;       // bytes by which the weights are fetched ahead: they come from memory, once per step
+
 // y[m, 16 p ..] for ROWS rows and PANELS panels of 16 outputs. A panel is [inner / INNER, 16, INNER].
 template <class E, int ROWS, int PANELS>
-void tile(const typename E::Value* x, int inner, const typename E::Value* w, const typename E::Value* bias,
+void tile(const typename E::Value* x, int64_t inner, const typename E::Value* w, const typename E::Value* bias,
           typename E::Value* y, int64_t outputs) {
-    const int64_t panel = static_cast<int64_t>(inner) * LANES;
     f16 sum[ROWS][PANELS];
     for (int m = 0; m < ROWS; ++m)
         for (int p = 0; p < PANELS; ++p) sum[m][p] = _mm512_setzero_ps();
-    for (int k = 0; k < inner; k += E::INNER)
-        for (int p = 0; p < PANELS; ++p)
-            for (int m = 0; m < ROWS; ++m)
-                sum[m][p] = E::multiply_add(sum[m][p], x + static_cast<int64_t>(m) * inner + k,
-                                            w + p * panel + static_cast<int64_t>(k) * LANES);
+    for (int64_t k = 0; k < inner; k += E::INNER) {
+        f16 weights[PANELS];
+        for (int p = 0; p < PANELS; ++p) {
+            const auto* from = w + (p * inner + k) * LANES;
+            _mm_prefetch(reinterpret_cast<const char*>(from) + AHEAD, _MM_HINT_T0);
+            weights[p] = E::weights(from);
+        }
+        for (int m = 0; m < ROWS; ++m) {
+            const f16 value = E::everywhere(x + m * inner + k);
+            for (int p = 0; p < PANELS; ++p) sum[m][p] = E::multiply_add(sum[m][p], value, weights[p]);
+        }
+    }
     for (int p = 0; p < PANELS; ++p)
         for (int m = 0; m < ROWS; ++m) {
             f16 value = sum[m][p];
@@ -105,43 +119,39 @@ void tile(const typename E::Value* x, int inner, const typename E::Value* w, con
         }
 }
 
-template <class E, int PANELS>
-void tiles(int rows, const typename E::Value* x, int inner, const typename E::Value* w, const typename E::Value* bias,
-           typename E::Value* y, int64_t outputs) {
-    switch (rows) {
-        case 1: return tile<E, 1, PANELS>(x, inner, w, bias, y, outputs);
-        case 2: return tile<E, 2, PANELS>(x, inner, w, bias, y, outputs);
-        case 3: return tile<E, 3, PANELS>(x, inner, w, bias, y, outputs);
-        case 4: return tile<E, 4, PANELS>(x, inner, w, bias, y, outputs);
-        case 5: return tile<E, 5, PANELS>(x, inner, w, bias, y, outputs);
-        case 6: return tile<E, 6, PANELS>(x, inner, w, bias, y, outputs);
-        case 7: return tile<E, 7, PANELS>(x, inner, w, bias, y, outputs);
-        default: return tile<E, 8, PANELS>(x, inner, w, bias, y, outputs);
-    }
+template <class E>
+using Tile = void (*)(const typename E::Value*, int64_t, const typename E::Value*, const typename E::Value*,
+                      typename E::Value*, int64_t);
+
+template <class E, int PANELS, int... M>
+constexpr std::array<Tile<E>, sizeof...(M)> tiles_of(std::integer_sequence<int, M...>) {
+    return {tile<E, M + 1, PANELS>...};
 }
 
-// y[M, N] = x[M, inner] w^T (+ bias); N is a multiple of 16.
+// The tile of `rows` rows and `panels` panels.
 template <class E>
-void linear(const typename E::Value* x, int rows, int inner, const typename E::Value* w, const typename E::Value* bias,
-            typename E::Value* y, int outputs, int threads) {
-    constexpr int PANELS = 3, ROWS = 8;  // 24 sums stay in registers
-    const int64_t panel = static_cast<int64_t>(inner) * LANES;
-    const int panels = outputs / LANES;
-    const int groups = (panels + PANELS - 1) / PANELS;
+Tile<E> tile_of(int64_t rows, int64_t panels) {
+    using Rows = std::make_integer_sequence<int, MOST_ROWS>;
+    static constexpr std::array<Tile<E>, MOST_ROWS> by_panels[] = {tiles_of<E, 1>(Rows{}), tiles_of<E, 2>(Rows{}),
+                                                                   tiles_of<E, MOST_PANELS>(Rows{})};
+    return by_panels[panels - 1][rows - 1];
+}
+
+// y[M, N] = x[M, inner] w^T (+ bias); N is a multiple of 16. All rows of a panel group are done while its weights are
+// in the cache, in tiles of almost equal height.
+template <class E>
+void linear(const typename E::Value* x, int64_t rows, int64_t inner, const typename E::Value* w,
+            const typename E::Value* bias, typename E::Value* y, int64_t outputs, int threads) {
+    if (rows == 0) return;
+    const int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, highest = (rows + tiles - 1) / tiles;
+    const int64_t width = highest <= 8 ? MOST_PANELS : 2, panels = outputs / LANES;
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int g = 0; g < groups; ++g) {
-        const int first = g * PANELS;
-        const auto* weights = w + first * panel;
-        const auto* offset = bias ? bias + first * LANES : nullptr;
-        for (int m = 0; m < rows; m += ROWS) {
-            const int count = std::min(ROWS, rows - m);
-            const auto* in = x + static_cast<int64_t>(m) * inner;
-            auto* out = y + static_cast<int64_t>(m) * outputs + first * LANES;
-            switch (std::min(PANELS, panels - first)) {
-                case 1: tiles<E, 1>(count, in, inner, weights, offset, out, outputs); break;
-                case 2: tiles<E, 2>(count, in, inner, weights, offset, out, outputs); break;
-                default: tiles<E, 3>(count, in, inner, weights, offset, out, outputs);
-            }
+    for (int64_t first = 0; first < panels; first += width) {
+        const int64_t count = std::min(width, panels - first);
+        for (int64_t i = 0; i < tiles; ++i) {
+            const int64_t m = rows * i / tiles, height = rows * (i + 1) / tiles - m;
+            tile_of<E>(height, count)(x + m * inner, inner, w + first * inner * LANES,
+                                      bias ? bias + first * LANES : nullptr, y + m * outputs + first * LANES, outputs);
         }
     }
 }
@@ -216,7 +226,7 @@ struct Step {
     int64_t rows, num_sampled, threads;
     void* const* key_base;
     const int64_t *layer_stride, *value_stride, *column, *contiguous, *position, *seen_begin, *seen, *sampled;
-    const float *cos, *sin;
+    const float* rotary;  // [positions, 2, D]: cosines, sines
 };
 }
 
@@ -340,7 +350,7 @@ template <class E>
 void place(const Model& model, const Layer& layer, const Step& step, int64_t l, int64_t t, typename E::Value* qkv) {
     using Value = typename E::Value;
     const int size = model.head_size;
-    const float *cos = step.cos + t * size, *sin = step.sin + t * size;
+    const float *cos = step.rotary + step.position[t] * 2 * size, *sin = cos + size;
     Value* key_out = static_cast<Value*>(step.key_base[t]) + l * step.layer_stride[t] +
                      step.column[t] * model.kv_heads * size;
     for (int64_t h = 0; h < model.heads + model.kv_heads; ++h) {
@@ -357,19 +367,18 @@ void place(const Model& model, const Layer& layer, const Step& step, int64_t l, 
 template <class E>
 void forward(const Model& model, const Step& step, typename E::Value* hidden, typename E::Value* logits) {
     using Value = typename E::Value;
-    const int rows = step.rows, width = model.hidden, D = model.head_size, threads = step.threads;
-    const int query_width = model.heads * D, qkv_width = query_width + 2 * model.kv_heads * D;
-    const int I = model.intermediate;
+    const int64_t rows = step.rows, width = model.hidden, D = model.head_size, I = model.intermediate;
+    const int64_t query_width = model.heads * D, qkv_width = query_width + 2 * model.kv_heads * D;
+    const int threads = step.threads;
     auto weights = [](const void* p) { return static_cast<const Value*>(p); };
-    std::vector<Value> normed(std::max<int64_t>(rows, step.num_sampled) * width), qkv(int64_t(rows) * qkv_width),
-        attended(int64_t(rows) * query_width), gate_up(int64_t(rows) * 2 * I), inner(int64_t(rows) * I),
-        delta(int64_t(rows) * width);
+    std::vector<Value> normed(std::max(rows, step.num_sampled) * width), qkv(rows * qkv_width),
+        attended(rows * query_width), gate_up(rows * 2 * I), inner(rows * I), delta(rows * width);
     const int few = rows < 4 ? 1 : threads;  // waking a thread costs more than a few rows of these
 
     for (int64_t l = 0; l < model.layers; ++l) {
         const Layer& layer = model.layer[l];
 #pragma omp parallel for num_threads(few) schedule(static)
-        for (int t = 0; t < rows; ++t) {
+        for (int64_t t = 0; t < rows; ++t) {
             if (l > 0) add<E>(hidden + t * width, delta.data() + t * width, width);
             rms_norm<E>(hidden + t * width, weights(layer.input_norm), width, model.eps, normed.data() + t * width);
         }
@@ -377,7 +386,7 @@ void forward(const Model& model, const Step& step, typename E::Value* hidden, ty
 #pragma omp parallel num_threads(threads)
         {
 #pragma omp for schedule(static)
-            for (int t = 0; t < rows; ++t) place<E>(model, layer, step, l, t, qkv.data() + t * qkv_width);
+            for (int64_t t = 0; t < rows; ++t) place<E>(model, layer, step, l, t, qkv.data() + t * qkv_width);
             // Few rows: one task per key/value head. Many: one per row, which reads its keys in one stream.
             const int64_t split = rows < 2 * threads ? model.kv_heads : 1, heads = model.kv_heads / split;
 #pragma omp for schedule(dynamic, 1)
@@ -389,13 +398,13 @@ void forward(const Model& model, const Step& step, typename E::Value* hidden, ty
         }
         linear<E>(attended.data(), rows, query_width, weights(layer.output), nullptr, delta.data(), width, threads);
 #pragma omp parallel for num_threads(few) schedule(static)
-        for (int t = 0; t < rows; ++t) {
+        for (int64_t t = 0; t < rows; ++t) {
             add<E>(hidden + t * width, delta.data() + t * width, width);
             rms_norm<E>(hidden + t * width, weights(layer.post_norm), width, model.eps, normed.data() + t * width);
         }
         linear<E>(normed.data(), rows, width, weights(layer.gate_up), nullptr, gate_up.data(), 2 * I, threads);
 #pragma omp parallel for num_threads(few) schedule(static)
-        for (int t = 0; t < rows; ++t) gated<E>(gate_up.data() + int64_t(t) * 2 * I, I, inner.data() + int64_t(t) * I);
+        for (int64_t t = 0; t < rows; ++t) gated<E>(gate_up.data() + t * 2 * I, I, inner.data() + t * I);
         linear<E>(inner.data(), rows, I, weights(layer.down), nullptr, delta.data(), width, threads);
     }
     for (int64_t s = 0; s < step.num_sampled; ++s) {

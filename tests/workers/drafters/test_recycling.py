@@ -91,6 +91,20 @@ def test_a_prompt_is_a_stand_in_for_candidates_until_they_are_known() -> None:
     assert D not in predictor.probabilities((PENDING, C))[0]
 
 
+def test_what_a_window_foresaw_counts_until_candidates_are_known() -> None:
+    predictor = RecyclingPredictor(top_k=2, context=2)
+    predictor.learn((5, PENDING), outcome(EMPTY_DRAFT, (A,), (0,), [[A, B]]))
+    predictor.learn_foreseen((PENDING, C, D, 20))
+    assert predictor.foreseen((5, PENDING)) is None  # the model's own candidates are known
+    assert predictor.foreseen((PENDING, C)) == D
+    assert predictor.foreseen((88, C)) == D
+    assert predictor.foreseen((C, D)) == 20
+    assert predictor.foreseen((88, 89)) is None
+    assert predictor.probabilities((PENDING, C))[0][D] == pytest.approx(0.4 * (0.65 + 0.35 * 0.65))
+    predictor.learn((PENDING, C), outcome(EMPTY_DRAFT, (B,), (0,), [[B, A]]))
+    assert predictor.foreseen((PENDING, C)) is None
+
+
 def test_draft_is_the_most_probable_tree() -> None:
     drafter = RecyclingDrafter(top_k=2, context=2)
     context = DraftContext(0, "g", [5, PENDING], 1)

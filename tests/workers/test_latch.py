@@ -1,0 +1,55 @@
+"""The latch against simulated machines: it finds the better side and pays little for looking."""
+
+from __future__ import annotations
+
+import pytest
+
+from workers.latch import FIRST_STRETCH, LONGEST_STRETCH, LOOK, Latch
+
+
+def simulate(latch: Latch, steps: int, gain: float, sequences: int = 8, predicted: float = 1.0) -> list[bool]:
+    """Steps in which drafts yield `gain` times the tokens per second of plain steps; which of them drafted."""
+    sides = []
+    for _ in range(steps):
+        drafting = latch.drafting(sequences)
+        sides.append(drafting)
+        latch.record(sequences, drafting, sequences, sequences / (gain if drafting else 1.0), plain_rate=predicted)
+    return sides
+
+
+def test_drafts_that_lose_are_switched_off_and_looked_at_ever_more_rarely() -> None:
+    sides = simulate(Latch(), 20_000, gain=0.8)
+    assert all(sides[:FIRST_STRETCH])
+    assert sum(sides[1000:]) / len(sides[1000:]) < 2 * LOOK / LONGEST_STRETCH
+
+
+def test_drafts_that_win_stay_on() -> None:
+    sides = simulate(Latch(), 20_000, gain=1.05)
+    assert sum(not side for side in sides[1000:]) / len(sides[1000:]) < 2 * LOOK / LONGEST_STRETCH
+
+
+def test_drafts_that_win_clearly_need_no_look_at_plain_steps() -> None:
+    assert all(simulate(Latch(), 5000, gain=1.5))
+
+
+def test_a_wrong_prediction_is_found_out_when_drafts_are_slower_than_predicted_plain_steps() -> None:
+    """Plain steps are predicted ten times too fast; measured drafts are better all the same."""
+    sides = simulate(Latch(), 5000, gain=1.3, predicted=10.0)
+    assert sum(sides) / len(sides) > 0.95
+
+
+@pytest.mark.parametrize(("before", "after"), [(0.8, 1.3), (1.3, 0.8)])
+def test_it_follows_a_change(before: float, after: float) -> None:
+    latch = Latch()
+    simulate(latch, 500, before)
+    sides = simulate(latch, 8000, after)
+    assert (sum(sides[-2000:]) / 2000 > 0.9) == (after > 1)
+
+
+def test_occupancies_are_judged_apart() -> None:
+    latch = Latch()
+    simulate(latch, 1000, gain=0.8, sequences=16)
+    assert not latch.drafting(16)
+    assert not latch.drafting(13)
+    assert latch.drafting(8)
+    assert latch.drafting(1)

@@ -1,0 +1,418 @@
+// Picks a token from each row of logits, and ranks a row's best tokens, for CPUs with AVX-512.
+//
+// One thread handles a row from start to end, so a pick does not depend on the other rows or the number of threads.
+// Logits are read as they are and widened to float32 in registers; logits that are not numbers are never picked.
+//
+// Kept tokens (top-k, top-p, min-p) are those that do not come after an edge in the order: higher logits first, equal
+// ones by ascending id. So nothing is sorted but the few tokens around an edge.
+//
+// Shapes: R rows, V vocabulary.
+
+#include <immintrin.h>
+#include <omp.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+extern "C" {
+
+// Mirrored by ctypes in sampling.py. `stride` is the distance of rows in values.
+struct Logits {
+    const void* values;
+    int64_t rows, stride, vocabulary, threads;
+};
+
+struct Sampling {
+    int64_t top_k, inverse_cdf;  // 0: off
+    float temperature;
+    double top_p, min_p;
+};
+}
+
+namespace {
+
+constexpr int LANES = 16;
+constexpr float GUMBEL_MOST = 23.0f;   // above the largest noise, -log(-log1p(-2^-33))
+constexpr float NEGLIGIBLE = -30.0f;   // a vocabulary of exp(-30) is nothing beside float32's rounding
+constexpr int FEW = 64;                // tokens that hold top-p's mass in most rows
+
+using f16 = __m512;
+
+struct Float32 {
+    using Value = float;
+    static f16 load(const float* p, __mmask16 real) { return _mm512_maskz_loadu_ps(real, p); }
+};
+
+struct BFloat16 {
+    using Value = uint16_t;
+    static f16 load(const uint16_t* p, __mmask16 real) {
+        __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(real, p));
+        return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+    }
+};
+
+template <class E>
+struct Row {
+    const typename E::Value* logits;
+    int64_t size;
+
+    __mmask16 real(int64_t v) const { return size - v >= LANES ? 0xffff : (1u << (size - v)) - 1; }
+    f16 load(int64_t v) const {  // -inf beyond the vocabulary
+        const __mmask16 lanes = real(v);
+        return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), lanes, E::load(logits + v, lanes));
+    }
+};
+
+template <class Use>
+void each_lane(__mmask16 lanes, Use use) {
+    for (uint32_t rest = lanes; rest; rest &= rest - 1) use(__builtin_ctz(rest));
+}
+
+f16 exponential(f16 x) {  // Cephes' expf: error below 2 ulp; below -87.3 the smallest normal number
+    x = _mm512_max_ps(x, _mm512_set1_ps(-87.3f));
+    f16 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
+    f16 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
+    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
+    f16 p = _mm512_set1_ps(1.9875691500e-4f);
+    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
+    p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
+    return _mm512_scalef_ps(p, n);
+}
+
+// ---- ranks ----------------------------------------------------------------------------------------------------------
+
+// A token's place among all tokens of its row as one integer: the greater, the earlier.
+using Rank = uint64_t;
+
+Rank rank_of(float logit, uint32_t id) {
+    logit += 0.0f;  // -0 ties with +0
+    uint32_t bits;
+    std::memcpy(&bits, &logit, sizeof bits);
+    bits ^= bits >> 31 ? 0xffffffffu : 0x80000000u;
+    return static_cast<Rank>(bits) << 32 | ~id;
+}
+
+uint32_t id_of(Rank rank) { return ~static_cast<uint32_t>(rank); }
+
+float logit_of(Rank rank) {
+    uint32_t bits = rank >> 32;
+    bits ^= bits >> 31 ? 0x80000000u : 0xffffffffu;
+    float logit;
+    std::memcpy(&logit, &bits, sizeof logit);
+    return logit;
+}
+
+const Rank LAST = rank_of(-INFINITY, 0xffffffffu);
+
+template <class E>
+Rank highest(Row<E> row) {
+    f16 most[4];
+    for (f16& one : most) one = _mm512_set1_ps(-INFINITY);
+    int64_t v = 0;
+    for (; v + 4 * LANES <= row.size; v += 4 * LANES)  // maximum of (x, most) is `most` where x is not a number
+        for (int i = 0; i < 4; ++i) most[i] = _mm512_max_ps(E::load(row.logits + v + i * LANES, 0xffff), most[i]);
+    for (; v < row.size; v += LANES) most[0] = _mm512_max_ps(row.load(v), most[0]);
+    const float top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])));
+    for (v = 0; v < row.size; v += LANES)
+        if (__mmask16 equal = row.real(v) & _mm512_cmp_ps_mask(row.load(v), _mm512_set1_ps(top), _CMP_EQ_OQ))
+            return rank_of(top, v + __builtin_ctz(equal));
+    return rank_of(top, 0);  // no numbers at all
+}
+
+// The k first tokens (all if there are fewer), in order.
+template <class E>
+void first_tokens(Row<E> row, int64_t k, std::vector<Rank>& ranks) {
+    const size_t count = std::min(k, row.size), room = 4 * count + 4 * LANES;
+    const auto keep = [&] {
+        std::nth_element(ranks.begin(), ranks.begin() + (count - 1), ranks.end(), std::greater<>());
+        ranks.resize(count);
+    };
+    ranks.clear();
+    f16 edge = _mm512_set1_ps(-INFINITY);
+    bool full = false;
+    for (int64_t v = 0; v < row.size; v += LANES) {
+        const f16 logit = row.load(v);
+        // A token that equals the k-th comes after it: its id is greater.
+        const __mmask16 enters = full ? _mm512_cmp_ps_mask(logit, edge, _CMP_GT_OQ) : row.real(v);
+        if (!enters) continue;
+        float values[LANES];
+        _mm512_storeu_ps(values, logit);
+        each_lane(enters, [&](int i) { ranks.push_back(rank_of(values[i], v + i)); });
+        if (ranks.size() < room) continue;
+        keep();
+        edge = _mm512_set1_ps(logit_of(ranks[count - 1]));
+        full = true;
+    }
+    keep();
+    std::sort(ranks.begin(), ranks.end(), std::greater<>());
+}
+
+// All tokens with a logit in [low, high], in order.
+template <class E>
+void collect(Row<E> row, float low, float high, std::vector<Rank>& ranks) {
+    ranks.clear();
+    for (int64_t v = 0; v < row.size; v += LANES) {
+        const f16 logit = row.load(v);
+        float values[LANES];
+        const __mmask16 within = _mm512_cmp_ps_mask(logit, _mm512_set1_ps(low), _CMP_GE_OQ) &
+                                 _mm512_cmp_ps_mask(logit, _mm512_set1_ps(high), _CMP_LE_OQ) & row.real(v);
+        if (!within) continue;
+        _mm512_storeu_ps(values, logit);
+        each_lane(within, [&](int i) { ranks.push_back(rank_of(values[i], v + i)); });
+    }
+    std::sort(ranks.begin(), ranks.end(), std::greater<>());
+}
+
+// ---- kept tokens ----------------------------------------------------------------------------------------------------
+
+f16 scaled(f16 logit, float temperature) {  // divisions are slow
+    return temperature == 1.0f ? logit : _mm512_div_ps(logit, _mm512_set1_ps(temperature));
+}
+
+// Sum of exp(logit / temperature - top): the softmax's denominator. Short sums in float32 enter a float64 one:
+// bfloat16 logits repeat few values, whose rounding errors would not cancel in a long sum.
+template <class E>
+double total_mass(Row<E> row, float temperature, float top) {
+    constexpr int64_t SHORT = 16 * LANES;
+    const f16 highest = _mm512_set1_ps(top), least = _mm512_set1_ps(NEGLIGIBLE);
+    __m512d total = _mm512_setzero_pd();
+    for (int64_t begin = 0; begin < row.size; begin += SHORT) {
+        f16 sum = _mm512_setzero_ps();
+        for (int64_t v = begin; v < std::min(begin + SHORT, row.size); v += LANES) {
+            const f16 x = _mm512_sub_ps(scaled(row.load(v), temperature), highest);
+            const __mmask16 counts = _mm512_cmp_ps_mask(x, least, _CMP_GT_OQ);
+            if (counts) sum = _mm512_mask_add_ps(sum, counts, sum, exponential(x));
+        }
+        total = _mm512_add_pd(total, _mm512_cvtps_pd(_mm512_castps512_ps256(sum)));
+        total = _mm512_add_pd(total, _mm512_cvtps_pd(_mm512_extractf32x8_ps(sum, 1)));
+    }
+    return _mm512_reduce_add_pd(total);
+}
+
+// Adds the mass of tokens in order to `before` until it reaches `enough`; returns the last one kept, or LAST if it
+// does not.
+Rank crossing(const std::vector<Rank>& ranks, float temperature, float top, double before, double enough) {
+    for (Rank rank : ranks) {
+        before += std::exp(static_cast<double>(logit_of(rank) / temperature - top));
+        if (before >= enough) return rank;
+    }
+    return LAST;
+}
+
+// The same over all tokens of a flat row: by the mass of each of 65,536 ranges of logits, then within one range.
+template <class E>
+Rank crossing_of_flat(Row<E> row, float temperature, float top, double enough, std::vector<Rank>& ranks) {
+    constexpr int SHIFT = 48;
+    std::vector<double> mass(1 << (64 - SHIFT));
+    for (int64_t v = 0; v < row.size; v += LANES) {
+        const f16 logit = row.load(v);
+        const f16 x = _mm512_sub_ps(scaled(logit, temperature), _mm512_set1_ps(top));
+        float logits[LANES], masses[LANES];
+        _mm512_storeu_ps(logits, logit);
+        _mm512_storeu_ps(masses, exponential(x));
+        each_lane(_mm512_cmp_ps_mask(x, _mm512_set1_ps(NEGLIGIBLE), _CMP_GT_OQ),
+                  [&](int i) { mass[rank_of(logits[i], v + i) >> SHIFT] += masses[i]; });
+    }
+    double before = 0.0;
+    int64_t range = mass.size() - 1;
+    while (range >= 0 && before + mass[range] < enough) before += mass[range--];
+    if (range < 0) return LAST;
+    const Rank low = static_cast<Rank>(range) << SHIFT, high = low | ((1ull << SHIFT) - 1);
+    collect(row, logit_of(low), logit_of(high), ranks);
+    const Rank edge = crossing(ranks, temperature, top, before, enough);
+    return edge == LAST ? ranks.back() : edge;
+}
+
+// The last token that top-k and top-p keep.
+template <class E>
+Rank edge_of(Row<E> row, const Sampling& sampling, float top, std::vector<Rank>& ranks) {
+    const float temperature = sampling.temperature;
+    const bool nucleus = sampling.top_p < 1.0;
+    if (sampling.top_k > 0 && sampling.top_k < row.size) {
+        first_tokens(row, sampling.top_k, ranks);
+        const float edge = logit_of(ranks.back());
+        const Rank last = rank_of(edge, 0xffffffffu);  // all that tie with the k-th are kept
+        if (!nucleus) return last;
+        collect(row, edge, INFINITY, ranks);
+        double total = 0.0;
+        for (Rank rank : ranks) total += std::exp(static_cast<double>(logit_of(rank) / temperature - top));
+        return std::max(last, crossing(ranks, temperature, top, 0.0, total * sampling.top_p));
+    }
+    if (!nucleus) return LAST;
+    const double enough = total_mass(row, temperature, top) * sampling.top_p;
+    first_tokens(row, FEW, ranks);
+    const Rank edge = crossing(ranks, temperature, top, 0.0, enough);
+    return edge == LAST ? crossing_of_flat(row, temperature, top, enough, ranks) : edge;
+}
+
+// Calls use(id of lane 0, lanes, x = logit / temperature, logits) with the kept tokens that reach `bound()` in x.
+template <class E, class Bound, class Use>
+void each_kept(Row<E> row, float temperature, Rank edge, Bound bound, Use use) {
+    const f16 edge_logit = _mm512_set1_ps(logit_of(edge));
+    const uint32_t edge_id = id_of(edge);
+    for (int64_t v = 0; v < row.size; v += LANES) {
+        const f16 logit = row.load(v);
+        __mmask16 kept = _mm512_cmp_ps_mask(logit, edge_logit, _CMP_GE_OQ);
+        if (!kept) continue;
+        if (v + LANES > edge_id) kept &= ~(_mm512_cmp_ps_mask(logit, edge_logit, _CMP_EQ_OQ) &
+                                          (v > edge_id ? 0xffff : 0xffff << (edge_id - v + 1)));
+        const f16 x = scaled(logit, temperature);
+        kept &= _mm512_cmp_ps_mask(x, _mm512_set1_ps(bound()), _CMP_GE_OQ);
+        if (kept) use(v, kept & row.real(v), x);
+    }
+}
+
+// ---- noise: randomness.py in vectors --------------------------------------------------------------------------------
+
+constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
+
+__m512i mix64(__m512i x) {
+    x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 30));
+    x = _mm512_mullo_epi64(x, _mm512_set1_epi64(0xBF58476D1CE4E5B9));
+    x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 27));
+    x = _mm512_mullo_epi64(x, _mm512_set1_epi64(0x94D049BB133111EB));
+    return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
+}
+
+// The uniform numbers behind the Gumbel noise of tokens v .. v + 15.
+f16 uniforms(uint64_t stream, int64_t v) {
+    const __m512i steps = _mm512_mullo_epi64(_mm512_setr_epi64(1, 2, 3, 4, 5, 6, 7, 8), _mm512_set1_epi64(GAMMA));
+    const __m512i low = mix64(_mm512_add_epi64(steps, _mm512_set1_epi64(stream + v * GAMMA)));
+    const __m512i high = mix64(_mm512_add_epi64(steps, _mm512_set1_epi64(stream + (v + 8) * GAMMA)));
+    const __m512i bits = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi64_epi32(_mm512_srli_epi64(low, 32))),
+                                            _mm512_cvtepi64_epi32(_mm512_srli_epi64(high, 32)), 1);
+    const f16 u = _mm512_mul_ps(_mm512_add_ps(_mm512_cvtepu32_ps(bits), _mm512_set1_ps(0.5f)), _mm512_set1_ps(0x1p-32f));
+    return _mm512_min_ps(u, _mm512_set1_ps(1.0f - 0x1p-24f));
+}
+
+double uniform(uint64_t stream) {
+    const __m512i bits = mix64(_mm512_set1_epi64(stream));
+    return (static_cast<uint64_t>(_mm_cvtsi128_si64(_mm512_castsi512_si128(bits))) >> 40) * 0x1p-24;
+}
+
+double gumbel(float u) { return -std::log(-std::log1p(-static_cast<double>(u))); }
+
+// ---- picks ----------------------------------------------------------------------------------------------------------
+
+// argmax of x + noise. The token with the highest logit goes first, so that few others need their logarithms: with
+// noise above d goes u < exp(-d), and the exponent of u alone tells which cannot be.
+template <class E>
+int64_t pick_gumbel(Row<E> row, float temperature, Rank edge, Rank top, float floor, uint64_t stream) {
+    uint32_t token = id_of(top);
+    float first[LANES];
+    _mm512_storeu_ps(first, uniforms(stream, token));
+    double best = static_cast<double>(logit_of(top) / temperature) + gumbel(first[0]);
+    float near_best, bound;  // `near_best` is lower by more than rounding
+    const auto raise = [&] {
+        near_best = static_cast<float>(best - 1e-3 - 1e-6 * std::abs(best));
+        bound = std::max(floor, near_best - GUMBEL_MOST);
+    };
+    raise();
+    each_kept(row, temperature, edge, [&] { return bound; }, [&](int64_t v, __mmask16 kept, f16 x) {
+        const f16 u = uniforms(stream, v);
+        const f16 log_u = _mm512_mul_ps(_mm512_getexp_ps(u), _mm512_set1_ps(0.693147f));
+        kept &= _mm512_cmp_ps_mask(log_u, _mm512_sub_ps(x, _mm512_set1_ps(near_best)), _CMP_LE_OQ);
+        if (!kept) return;
+        float xs[LANES], us[LANES];
+        _mm512_storeu_ps(xs, x);
+        _mm512_storeu_ps(us, u);
+        each_lane(kept, [&](int i) {
+            const double score = static_cast<double>(xs[i]) + gumbel(us[i]);
+            const uint32_t id = v + i;
+            if (score > best || (score == best && id < token)) best = score, token = id;
+        });
+        raise();
+    });
+    return token;
+}
+
+// The first kept token, by id, whose share of the mass together with all before it exceeds u, and that interval.
+template <class E>
+int64_t pick_inverse_cdf(Row<E> row, float temperature, Rank edge, Rank top, float floor, uint64_t stream,
+                         double* interval) {
+    static thread_local std::vector<double> cumulative;
+    static thread_local std::vector<uint32_t> ids;
+    cumulative.clear(), ids.clear();
+    const double highest = logit_of(top) / temperature;
+    double sum = 0.0;
+    each_kept(row, temperature, edge, [&] { return floor; }, [&](int64_t v, __mmask16 kept, f16 x) {
+        float xs[LANES];
+        _mm512_storeu_ps(xs, x);
+        each_lane(kept, [&](int i) {
+            const double mass = std::exp(xs[i] - highest);
+            if (mass > 0.0) cumulative.push_back(sum += mass), ids.push_back(v + i);
+        });
+    });
+    interval[0] = 0.0, interval[1] = 1.0;
+    if (ids.empty()) return id_of(top);
+    const auto above = std::upper_bound(cumulative.begin(), cumulative.end() - 1, uniform(stream),
+                                        [&](double u, double part) { return u < part / sum; });
+    const size_t column = above - cumulative.begin();
+    if (column > 0) interval[0] = cumulative[column - 1] / sum;
+    if (column + 1 < ids.size()) interval[1] = cumulative[column] / sum;
+    return ids[column];
+}
+
+template <class E>
+int64_t pick(Row<E> row, const Sampling& sampling, uint64_t stream, double* interval) {
+    static thread_local std::vector<Rank> ranks;
+    const Rank top = highest(row);
+    if (interval) interval[0] = 0.0, interval[1] = 1.0;
+    if (sampling.temperature == 0.0f || std::isinf(logit_of(top))) return id_of(top);
+    const float most = logit_of(top) / sampling.temperature;
+    const Rank edge = edge_of(row, sampling, most, ranks);
+    const float floor = most + static_cast<float>(std::log(sampling.min_p));  // -inf without min-p
+    return sampling.inverse_cdf
+               ? pick_inverse_cdf(row, sampling.temperature, edge, top, floor, stream, interval)
+               : pick_gumbel(row, sampling.temperature, edge, top, floor, stream);
+}
+
+template <class E, class Use>
+void each_row(const Logits& logits, Use use) {
+    const auto* values = static_cast<const typename E::Value*>(logits.values);
+#pragma omp parallel for num_threads(logits.threads) schedule(dynamic) if (logits.rows > 1)
+    for (int64_t r = 0; r < logits.rows; ++r) use(r, Row<E>{values + r * logits.stride, logits.vocabulary});
+}
+
+template <class E>
+void pick_rows(const Logits& logits, const Sampling& sampling, const int64_t* streams, int64_t* tokens, double* intervals) {
+    each_row<E>(logits, [&](int64_t r, Row<E> row) {
+        tokens[r] = pick(row, sampling, streams[r], intervals ? intervals + 2 * r : nullptr);
+    });
+}
+
+// The k best tokens of each row with their probabilities at temperature 1.
+template <class E>
+void best_of_rows(const Logits& logits, int64_t k, int64_t* ids, float* probabilities) {
+    each_row<E>(logits, [&](int64_t r, Row<E> row) {
+        static thread_local std::vector<Rank> ranks;
+        first_tokens(row, k, ranks);
+        const float top = logit_of(ranks[0]);
+        const double total = total_mass(row, 1.0f, top);
+        for (int64_t i = 0; i < k; ++i) {
+            ids[r * k + i] = id_of(ranks[i]);
+            probabilities[r * k + i] = std::exp(static_cast<double>(logit_of(ranks[i]) - top)) / total;
+        }
+    });
+}
+
+}  // namespace
+
+extern "C" {
+
+void pick_float32(const Logits& l, const Sampling& s, const int64_t* streams, int64_t* tokens, double* intervals) {
+    pick_rows<Float32>(l, s, streams, tokens, intervals);
+}
+
+void pick_bfloat16(const Logits& l, const Sampling& s, const int64_t* streams, int64_t* tokens, double* intervals) {
+    pick_rows<BFloat16>(l, s, streams, tokens, intervals);
+}
+
+void best_float32(const Logits& l, int64_t k, int64_t* ids, float* p) { best_of_rows<Float32>(l, k, ids, p); }
+
+void best_bfloat16(const Logits& l, int64_t k, int64_t* ids, float* p) { best_of_rows<BFloat16>(l, k, ids, p); }
+}

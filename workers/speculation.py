@@ -1,0 +1,125 @@
+"""The guessing half of an engine: drafter and window policy, and what each step tells them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+
+from pipeline.config import DecodingConfig, EngineConfig, Windowed
+from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, Drafter, ExtraRows, Proposal, StepOutcome
+from workers.drafters.build import build_drafter
+from workers.model_loading import LoadedModel
+from workers.model_runner import ModelRunner
+from workers.scheduler import Schedule, Scheduler
+from workers.sequence import Sequence
+from workers.step_sampling import Candidates, PlannedBlock
+from workers.window_policy import StepLoad, StepMeasure, StepRoom, WindowPolicy, Windows, token_values
+from workers.windows import build_policy
+
+_NO_LOAD = StepLoad((), (), (), StepRoom(0, 0))
+
+
+class Speculation:
+    """Proposes drafts for a step and learns from its outcome, as far as the policy wants that."""
+
+    def __init__(self, drafter: Drafter, policy: WindowPolicy, max_context: int) -> None:
+        self._learning = False
+        self._drafter = drafter
+        self._policy = policy
+        self._max_context = max_context
+        self._load = _NO_LOAD
+        self._draft_rows = 0
+        self._seconds = 0.0
+
+    @property
+    def top_k(self) -> int:
+        """Candidates per row that `observe` wants in this step."""
+        return self._drafter.top_k if self._learning else 0
+
+    def propose(self, schedule: Schedule, scheduler: Scheduler) -> list[Proposal]:
+        """Drafts of the decoding sequences, cut to what the sample may still emit and to what the policy buys."""
+        began = time.perf_counter()
+        decoding = schedule.decoding
+        remaining = [scheduler.expected_remaining(sequence) for sequence in decoding]
+        self._load = StepLoad(
+            [sequence.context.key for sequence in decoding],
+            [sequence.num_cached for sequence in decoding],
+            token_values(remaining, queue_is_empty=schedule.num_waiting == 0),
+            schedule.room,
+        )
+        windows = self._policy.windows(self._load)
+        self._learning = windows.learning
+        proposals = [EMPTY_PROPOSAL] * len(decoding)
+        if any(windows.rows):
+            proposals = self._policy.select(self._proposed(decoding, windows), self._load)
+        self._draft_rows = sum(len(p.draft) + (0 if p.extra is None else len(p.extra)) for p in proposals)
+        self._seconds = time.perf_counter() - began
+        return proposals
+
+    def start(self, sequence: Sequence) -> None:
+        self._drafter.start(sequence.context)
+
+    def observe(
+        self,
+        item: PlannedBlock,
+        path: tuple[int, ...],
+        picks: Seq[int],
+        candidates: Candidates | None,
+        extra_picks: Seq[int],
+    ) -> None:
+        """What came of one sequence's block: `path` of rows that emitted, `picks` after every row of its tree."""
+        if not self._learning:
+            return
+        began = time.perf_counter()
+        assert item.proposal is not None
+        draft, context = item.proposal.draft, item.sequence.context
+        emitted = tuple(picks[row] for row in path)
+        tokens_RK, probs_RK = (None, None) if candidates is None else candidates
+        self._drafter.observe(
+            context, StepOutcome(draft, tuple(picks), path, emitted, tokens_RK, probs_RK, tuple(extra_picks))
+        )
+        self._policy.observe(context.key, draft, len(path) - 1)
+        self._seconds += time.perf_counter() - began
+
+    def measured(self, sampled_rows: int, emitted: int, forward_s: float, total_s: float) -> None:
+        """The step ended; `emitted` counts the tokens of the decoding sequences."""
+        self._policy.measured(
+            StepMeasure(self._load, self._draft_rows, sampled_rows, emitted, forward_s, self._seconds, total_s)
+        )
+
+    def finish(self, sequence: Sequence) -> None:
+        """A sample is gone: drafter and policy drop what they keep of it."""
+        if sequence.started:
+            self._drafter.finish(sequence.context)
+            self._policy.finish(sequence.context.key)
+
+    def _proposed(self, decoding: Seq[Sequence], windows: Windows) -> list[Proposal]:
+        # The last token of a step is never a guess, so with one token to go there is nothing to guess.
+        depths = [sequence.num_remaining - 1 for sequence in decoding]
+        most = [rows if depth else 0 for rows, depth in zip(windows.rows, depths, strict=True)]
+        proposals = self._drafter.propose([sequence.context for sequence in decoding], most, windows.min_score)
+        cut = []
+        for sequence, rows, depth, proposal in zip(decoding, most, depths, proposals, strict=True):
+            assert len(proposal.draft) <= rows, (self._drafter.name, len(proposal.draft), rows)
+            draft = proposal.draft.up_to_depth(depth) if len(proposal.draft) else EMPTY_DRAFT
+            cut.append(Proposal(draft, self._within_context(sequence, proposal), proposal.extra_yield))
+        return cut
+
+    def _within_context(self, sequence: Sequence, proposal: Proposal) -> ExtraRows | None:
+        """Extra rows, unless one lies beyond the context: there some models change the frequencies of the step."""
+        extra = proposal.extra
+        if extra is not None and sequence.num_cached + max(extra.offsets, default=0) >= self._max_context:
+            return None
+        return extra
+
+
+def build_speculation(
+    config: DecodingConfig, target: LoadedModel, engine: EngineConfig, runner: ModelRunner, max_context: int
+) -> Speculation | None:
+    """None for plain decoding. Raises ConfigError when the strategy needs a draft model that does not fit."""
+    drafter = build_drafter(config, target, engine)
+    if drafter is None:
+        return None
+    assert isinstance(config, Windowed)
+    max_rows = min(engine.max_tokens_per_step, engine.max_sequences + config.max_draft_rows)
+    return Speculation(drafter, build_policy(config, runner, max_rows), max_context)
