@@ -30,7 +30,7 @@ ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 CALIBRATION_S = 3.0
 """Seconds after which no further row count is begun."""
 _COLUMNS = 448  # that a row sees when the price of columns is measured
-_REPEATS = 3
+_REPEATS = 3  # of which, on a GPU, the first runs as it is and the second is captured
 _RATE = 0.05  # of the online correction
 _MOST = math.log(2.0)  # a single step counts for no more than a factor of 2: it may have met a pause
 
@@ -96,7 +96,7 @@ _calibrations: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], Calib
 def calibrate(runner: ModelRunner, max_rows: int) -> Calibration:
     """Time forwards of up to `max_rows` rows; once for engines that share a model and its settings."""
     known = _calibrations.setdefault(runner.model, {})
-    key = (runner.native is not None, torch.get_num_threads(), max_rows)
+    key = (runner.native is not None, runner.bucket_edges, torch.get_num_threads(), max_rows)
     if key not in known:
         known[key] = _measure(runner, max_rows)
     return known[key]

@@ -127,6 +127,7 @@ class ModelRunner:
             native = NativeDecoder.of(self.model, probe)
             self._check(native)
         except NativeUnavailable as reason:
+            NativeDecoder.forget(self.model)
             if compile == "on":
                 raise ConfigError(f"engine.compile must be auto or off here, got on: {reason}") from reason
             logger.info("the model's own modules are used instead of compiled kernels: %s", reason)

@@ -22,8 +22,12 @@ from torch import Tensor
 from workers.kv_cache import KVCache, Slot
 from workers.sequence import Sequence
 
-BLOCK = 32
-"""Tokens of a block: prompts are told apart between blocks only, which keeps the tree and its copies coarse."""
+BLOCK = 8
+"""Tokens of a block: prompts are told apart between blocks only, which keeps the tree and its copies coarse. Small
+enough that what a chat template puts before every message is shared."""
+
+_WORTH_WAITING = 64
+"""Tokens that a sample waits a step for, if another one is computing them."""
 
 _WHOLE_PROMPT = 2**62
 _BUDGET_SHARE = 4
@@ -109,13 +113,13 @@ class PrefixCache:
 
     def is_worth_waiting(self, sequence: Sequence) -> bool:
         """Whether a sample that runs is computing so much of this one's prompt that to wait saves more than it costs:
-        all of it, or at least two blocks and a quarter of the prompt.
+        all of it, or much of it in tokens and in proportion.
         """
         path = _path(self._leaves[sequence])
         coming = max((node.end for node in path if node.holders), default=0)
         gain = coming - _at_hand(path)[0]
         length = sequence.context.prompt_length
-        return gain > 0 and (coming == length - 1 or (gain >= 2 * self._block and 4 * gain > length))
+        return gain > 0 and (coming == length - 1 or (gain >= _WORTH_WAITING and 4 * gain > length))
 
     def hold(self, sequence: Sequence) -> None:
         """A sample's slot holds its prompt, or will."""

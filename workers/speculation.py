@@ -23,6 +23,7 @@ class Speculation:
     """Proposes drafts for a step and learns from its outcome, as far as the policy wants that."""
 
     def __init__(self, drafter: Drafter, policy: WindowPolicy, max_context: int) -> None:
+        self.last_step: StepMeasure | None = None
         self._learning = False
         self._drafter = drafter
         self._policy = policy
@@ -83,9 +84,10 @@ class Speculation:
 
     def measured(self, sampled_rows: int, emitted: int, forward_s: float, total_s: float) -> None:
         """The step ended; `emitted` counts the tokens of the decoding sequences."""
-        self._policy.measured(
-            StepMeasure(self._load, self._draft_rows, sampled_rows, emitted, forward_s, self._seconds, total_s)
+        self.last_step = StepMeasure(
+            self._load, self._draft_rows, sampled_rows, emitted, forward_s, self._seconds, total_s
         )
+        self._policy.measured(self.last_step)
 
     def finish(self, sequence: Sequence) -> None:
         """A sample is gone: drafter and policy drop what they keep of it."""

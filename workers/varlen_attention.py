@@ -206,13 +206,13 @@ def folded(query_NHD: Tensor, K: int) -> Tensor:
 def unfolded(out: Tensor, G: int) -> Tensor:
     """[N * G, K, D] -> [N, H, D]: undoes `folded`."""
     rows, K, D = out.shape
-    return out.view(rows // G, G, K, D).transpose(1, 2).reshape(rows // G, K * G, D)
+    return out.reshape(rows // G, G, K, D).transpose(1, 2).reshape(rows // G, K * G, D)
 
 
 def unfolded_lse(lse: Tensor, G: int) -> Tensor:
     """[K, N * G] -> [N, H]."""
     K, rows = lse.shape
-    return lse.view(K, rows // G, G).transpose(0, 1).reshape(rows // G, K * G)
+    return lse.reshape(K, rows // G, G).transpose(0, 1).reshape(rows // G, K * G)
 
 
 def merged(a_NHD: Tensor, a_NH: Tensor, b_NHD: Tensor, b_NH: Tensor) -> Tensor:

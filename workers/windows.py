@@ -139,5 +139,5 @@ def _mean_columns(load: StepLoad) -> float:
 def build_policy(config: Windowed, runner: ModelRunner, max_rows: int) -> WindowPolicy:
     """The policy of a strategy; for auto this measures the model for a few seconds."""
     if isinstance(config, AutoConfig):
-        return GoodputController(config, CostModel(calibrate(runner, max_rows)))
+        return GoodputController(config, CostModel(calibrate(runner, max_rows), stepwise=bool(runner.bucket_edges)))
     return AdaptiveWindow(config, runner.device)

@@ -76,7 +76,15 @@ def machine() -> dict[str, Any]:
 
 def versions(vllm: str | None) -> dict[str, str | None]:
     names = ("sevenleague", "torch", "transformers")
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}, "vllm": vllm}
+    return {"python": platform.python_version(), **{name: _version(name) for name in names}, "vllm": vllm}
+
+
+def _version(package: str) -> str | None:
+    """None for a package that is used without being installed, as this one is from a copy of the repository."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _cpu_model() -> str:

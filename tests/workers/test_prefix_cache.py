@@ -192,7 +192,7 @@ def test_the_end_of_a_kept_path_goes_before_its_beginning() -> None:
 
 def test_the_share_of_the_budget_bounds_what_is_kept_and_the_oldest_goes() -> None:
     rig = Rig(slots=4)  # a quarter of it are 128 columns: one head of 96, not two
-    heads = [tuple(range(start, start + 3 * BLOCK)) for start in (100, 500)]
+    heads = [tuple(range(start, start + 96)) for start in (100, 500)]
     for head in heads:
         pair = [prompt_samples((*head, own), uid=f"{own}")[0] for own in (1, 2)]
         for sequence in pair:
@@ -210,7 +210,7 @@ def test_the_share_of_the_budget_bounds_what_is_kept_and_the_oldest_goes() -> No
     ("head", "length", "is_worth"), [(64, 100, True), (64, 300, False), (32, 40, False), (49, 50, True)]
 )
 def test_what_is_worth_waiting_for(head: int, length: int, is_worth: bool) -> None:
-    """Two blocks and a quarter of the prompt, or all of it; and only while it is not there yet."""
+    """64 tokens and a quarter of the prompt, or all of it; and only while it is not there yet."""
     rig = Rig()
     (leader,) = prompt_samples((*range(head), 1001, *range(2000, 2100)) if head % BLOCK == 0 else (*range(head), 7))
     (follower,) = prompt_samples((*range(head), *range(5000, 5000 + length - head)))

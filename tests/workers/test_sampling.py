@@ -165,6 +165,8 @@ def test_greedy_is_argmax_and_takes_the_lowest_of_equals(dtype: torch.dtype) -> 
     logits_RV = torch.tensor([[0.0, 5.0, 5.0, 1.0]], dtype=dtype)
     assert pick(logits_RV, SamplingConfig(temperature=0.0), some_streams(1)).token_R.tolist() == [1]
     picks = pick(logits_RV, SamplingConfig(temperature=0.0, coupling="inverse_cdf"), some_streams(1))
+    assert picks.low_R is not None
+    assert picks.high_R is not None
     assert (picks.token_R.tolist(), picks.low_R.tolist(), picks.high_R.tolist()) == ([1], [0.0], [1.0])
 
 

