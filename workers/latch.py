@@ -8,10 +8,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FIRST_STRETCH = 64
-LOOK = 8
-"""Steps of a look at the other side."""
-LONGEST_STRETCH = 1024
+FIRST_TOKENS = 256
+"""Sequence-steps of the first stretch with drafts: a drafter that knows nothing yet must not be judged."""
+LOOK_TOKENS, SHORTEST_STRETCH = 64, 4
+"""Sequence-steps of a look at the other side, and the fewest steps of any."""
+FIRST_STRETCH, LONGEST_STRETCH = 64, 1024
+APART = 0.3
+"""What it costs that drafts let samples of equal length end apart, of the time of one batch: the last slots run dry one
+by one."""
 CLEAR = 1.15
 """Drafts that measure so much faster than the plain step is predicted to be need no look at it."""
 
@@ -34,10 +38,11 @@ class _Tally:
 
 @dataclass(slots=True)
 class _Occupancy:
+    look: int
     drafting: bool = True
     looking: bool = False
     stretch: int = FIRST_STRETCH
-    steps_left: int = FIRST_STRETCH
+    steps_left: int = 0
     tallies: dict[bool, _Tally] = field(default_factory=lambda: {True: _Tally(), False: _Tally()})
 
 
@@ -51,8 +56,12 @@ class Latch:
         state = self._of(sequences)
         return state.drafting != state.looking
 
-    def record(self, sequences: int, drafting: bool, tokens: int, seconds: float, plain_rate: float) -> None:
-        """A step of `sequences` ended; `plain_rate` is what plain decoding is predicted to do (tokens per second)."""
+    def record(
+        self, sequences: int, drafting: bool, tokens: int, seconds: float, plain_rate: float, waiting: int
+    ) -> None:
+        """A step of `sequences` ended, while so many samples wait; `plain_rate` is what plain decoding is predicted to
+        do (tokens per second).
+        """
         state = self._of(sequences)
         state.tallies[drafting].tokens += tokens
         state.tallies[drafting].seconds += seconds
@@ -62,15 +71,15 @@ class Latch:
         if state.steps_left > 0:
             return
         if state.looking:
-            self._decide(state)
+            self._decide(state, margin(sequences, waiting))
         elif state.drafting and state.tallies[True].rate > CLEAR * plain_rate:
             state.tallies[True].fade()
             state.steps_left = state.stretch
         else:
-            state.looking, state.steps_left = True, LOOK
+            state.looking, state.steps_left = True, state.look
 
-    def _decide(self, state: _Occupancy) -> None:
-        drafting = state.tallies[True].rate > state.tallies[False].rate
+    def _decide(self, state: _Occupancy, margin: float) -> None:
+        drafting = state.tallies[True].rate > margin * state.tallies[False].rate
         state.stretch = min(2 * state.stretch, LONGEST_STRETCH) if drafting == state.drafting else FIRST_STRETCH
         state.drafting, state.looking, state.steps_left = drafting, False, state.stretch
         for tally in state.tallies.values():
@@ -81,4 +90,16 @@ class Latch:
         same."""
         size = max(1, sequences)
         step = max(1, 1 << max(0, (size - 1).bit_length() - 2))
-        return self._occupancies.setdefault(-(-size // step) * step, _Occupancy())
+        occupancy = -(-size // step) * step
+        if occupancy not in self._occupancies:
+            look, first = (max(SHORTEST_STRETCH, n // occupancy) for n in (LOOK_TOKENS, FIRST_TOKENS))
+            self._occupancies[occupancy] = _Occupancy(look, steps_left=first)
+        return self._occupancies[occupancy]
+
+
+def margin(sequences: int, waiting: int) -> float:
+    """What drafts must win by: the price of ending apart is paid once, however many batches still wait.
+
+    Worked example, 16 running: with 48 waiting 1.075, with 1,600 waiting 1.003. In the tail it is paid already: 1.
+    """
+    return 1.0 + APART / (1.0 + waiting / sequences) if waiting else 1.0

@@ -47,6 +47,7 @@ class Speculation:
             [sequence.num_cached for sequence in decoding],
             token_values(remaining, queue_is_empty=schedule.num_waiting == 0),
             schedule.room,
+            schedule.num_waiting,
         )
         windows = self._policy.windows(self._load)
         self._learning = windows.learning

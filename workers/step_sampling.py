@@ -45,8 +45,9 @@ def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor) -> Picks:
     Requests with different sampling parameters are picked group by group; the result does not depend on the grouping.
     """
     params = [item.sequence.request.sampling for item in sampled for _ in item.block.sampled]
-    stream_S = _noise(sampled, logits_SV.device)
     kinds = dict.fromkeys(params)
+    noisy = any(kind.temperature > 0 for kind in kinds)
+    stream_S = _noise(sampled, logits_SV.device) if noisy else torch.zeros(len(params), dtype=torch.int64)
     if len(kinds) == 1:
         return pick(_penalized(sampled, logits_SV, params[0]), params[0], stream_S)
     token_S = torch.empty(len(params), dtype=torch.int64, device=logits_SV.device)

@@ -27,13 +27,14 @@ class StepLoad:
     """A step before drafts are bought. Decoding sequences are named by `DraftContext.key`.
 
     `columns[i]` counts the committed columns that a row of sequence i attends to; `values[i]` is what a token of it is
-    worth, 1 on average (see `token_values`).
+    worth, 1 on average (see `token_values`). `waiting` counts the samples that have not started.
     """
 
     keys: Sequence[int]
     columns: Sequence[int]
     values: Sequence[float]
     room: StepRoom
+    waiting: int = 0
 
     @property
     def prompt_rows(self) -> int:

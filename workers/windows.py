@@ -7,11 +7,16 @@ anyway, the best B candidates of all sequences are bought, with
 
 so each sequence's window falls out of one choice. `t` is the cost model, plus a running mean of the time beside the
 forward. B = 0 is plain decoding. Whether to draft at all is up to the latch, which believes only what was measured.
+
+A step that also holds prompt rows is judged by the rate r* that the same choice would reach without them: it takes the
+B that maximises (R + S_1 + .. + S_B) - r* t(T0 + B). All prompts must be computed some time, so they are no reason to
+value time less; the quotient would, and buy rows that save less time later than they cost now.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +27,10 @@ from workers.cost_model import CostModel, Floats, calibrate
 from workers.drafters.base import EMPTY_DRAFT, Draft, Proposal
 from workers.latch import Latch
 from workers.model_runner import ModelRunner
-from workers.window_policy import StepLoad, StepMeasure, WindowPolicy, Windows
+from workers.window_policy import StepLoad, StepMeasure, StepRoom, WindowPolicy, Windows
 
 _RATE = 0.05
-_LEARN_EVERY = 4
+_LEARN_EVERY = 8
 _SAFETY = 0.5  # of the last threshold: candidates that score less were not worth a row, and need not be proposed
 
 
@@ -56,9 +61,9 @@ class GoodputController:
         if not sequences or most <= 0:
             return Windows([0] * sequences)
         seconds = self._seconds(load, most)
-        added = np.arange(1, most + 1)
-        # With plain decoding's rate r, B rows pay if their accepted tokens, at most B, exceed r * (t(B) - t(0)).
-        least_yield = sequences / seconds[0] * (seconds[1:] - seconds[0]) / added
+        rate = sequences / self._decode_seconds(load, 0)[0]
+        # B rows pay if their accepted tokens, at most B, exceed what plain decoding makes in the time that they take.
+        least_yield = rate * (seconds[1:] - seconds[0]) / np.arange(1, most + 1)
         paying = np.flatnonzero(least_yield < 1.0)
         if not len(paying):
             return Windows([0] * sequences)
@@ -71,11 +76,11 @@ class GoodputController:
         order = np.argsort(-scores, kind="stable")[:most]  # stable: a parent stays before a child of equal score
         seconds = self._seconds(load, most + 1)
         gained = sum(load.values) + np.concatenate([[0.0], np.cumsum(scores[order])])
-        best = int(np.argmax(gained / seconds[: most + 1]))
-        rate = gained[best] / seconds[best]
+        rate = float((gained / self._decode_seconds(load, most)).max())
+        best = int(np.argmax(gained - rate * seconds[: most + 1]))
         self._threshold += 0.2 * (rate * (seconds[best + 1] - seconds[best]) - self._threshold)
         drafts = _kept(proposals, owners, order[:best])
-        buys_extra = self._extra_pays(proposals, load, best, float(gained[best]))
+        buys_extra = self._extra_pays(proposals, load, best, rate)
         return [
             Proposal(draft, p.extra if buys_extra else None, p.extra_yield)
             for draft, p in zip(drafts, proposals, strict=True)
@@ -93,7 +98,7 @@ class GoodputController:
         sequences = len(load.keys)
         if sequences and not load.prompt_rows:
             plain_s = self._cost.seconds(sequences, sequences, _columns(load)) + self._overhead_s[False]
-            self._latch.record(sequences, self._drafting, step.emitted, step.total_s, sequences / plain_s)
+            self._latch.record(sequences, self._drafting, step.emitted, step.total_s, sequences / plain_s, load.waiting)
 
     def finish(self, key: int) -> None:
         pass
@@ -103,14 +108,18 @@ class GoodputController:
         curve = self._cost.curve(load.room.base_rows, most, len(load.keys), _columns(load), _mean_columns(load))
         return curve + self._overhead_s[True]
 
-    def _extra_pays(self, proposals: Sequence[Proposal], load: StepLoad, bought: int, gained: float) -> bool:
+    def _decode_seconds(self, load: StepLoad, most: int) -> Floats:
+        """The same if the step held no prompt rows."""
+        return self._seconds(replace(load, room=StepRoom(len(load.keys), load.room.free_rows)), most)
+
+    def _extra_pays(self, proposals: Sequence[Proposal], load: StepLoad, bought: int, rate: float) -> bool:
         """Rows of two-dimensional windows are bought as one item, by what they were measured to yield."""
         extra = sum(len(p.extra) for p in proposals if p.extra is not None)
         if not extra or bought + extra > min(load.room.free_rows, self._config.max_draft_rows):
             return False
         seconds = self._seconds(load, bought + extra)
-        with_extra = gained + sum(p.extra_yield for p in proposals if p.extra is not None)
-        return bool(with_extra / seconds[bought + extra] > gained / seconds[bought])
+        extra_yield = sum(p.extra_yield for p in proposals if p.extra is not None)
+        return bool(extra_yield > rate * (seconds[bought + extra] - seconds[bought]))
 
 
 def _candidates(proposals: Sequence[Proposal], values: Sequence[float]) -> tuple[Floats, npt.NDArray[np.int64]]:
