@@ -9,7 +9,7 @@ OLD_PYTHON := make install needs Python 3.11 or newer; name one with PYTHON=..
 
 SPEC_BENCH ?= ../shared/data/spec_bench.parquet
 
-.PHONY: install demo test lint trials clean
+.PHONY: install demo test lint trials bench clean
 
 install: $(INSTALLED)
 
@@ -38,6 +38,10 @@ lint: install
 trials: install
 	infra/trials/acceptance.sh $(SPEC_BENCH) out/trials/acceptance
 	infra/trials/spec_bench.sh $(SPEC_BENCH) out/trials/spec_bench
+
+# Slow: an hour on two cores, with nothing else running. VLLM_PYTHON=PATH names an interpreter that has vLLM.
+bench: install
+	infra/trials/bench.sh $(SPEC_BENCH) out/bench
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

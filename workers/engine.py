@@ -49,6 +49,7 @@ class Engine:
         self.max_context = min(model.max_context, engine.max_context or model.max_context)
         self.extras = extras
         self.runner = ModelRunner(model.model, engine.compile)
+        self._compiled = engine.compile != "off"
         self.speculation = build_speculation(decoding, model, engine, self.runner, self.max_context)
         draft_rows = decoding.max_window + decoding.extra_rows if isinstance(decoding, Windowed) else 0
         cache = KVCache(self.runner.kv_shape, budget_bytes(engine, self.runner.device), engine.max_sequences)
@@ -128,7 +129,7 @@ class Engine:
             if item.proposal is None:
                 item.block.slot.used += item.block.num_rows
         sampled = [item for item in plan if item.proposal is not None]
-        picks = pick_rows(sampled, logits_SV) if sampled else None
+        picks = pick_rows(sampled, logits_SV, compiled=self._compiled) if sampled else None
         picked = [] if picks is None else picks.token_R.tolist()  # waits for the device
         forward_s = time.perf_counter() - forward_began
         before = [len(sequence.tokens) for sequence in schedule.decoding]
@@ -165,7 +166,9 @@ class Engine:
     ) -> list[SampleResult]:
         """Verify and commit every sampled block; returns the samples that ended."""
         speculation = self.speculation
-        top = top_candidates(logits_SV, speculation.top_k) if speculation and speculation.top_k else None
+        top = None
+        if speculation is not None and speculation.top_k:
+            top = top_candidates(logits_SV, speculation.top_k, compiled=self._compiled)
         emitted, moves = [], []
         first = 0
         for item in sampled:

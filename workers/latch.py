@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-FIRST_TOKENS = 256
-"""Sequence-steps of the first stretch with drafts: a drafter that knows nothing yet must not be judged."""
+WARM_UP_TOKENS = 256
+"""Sequence-steps that are not counted: a drafter that knows nothing yet must not be judged. The first stretch that
+counts is as long."""
 LOOK_TOKENS, SHORTEST_STRETCH = 64, 4
 """Sequence-steps of a look at the other side, and the fewest steps of any."""
 FIRST_STRETCH, LONGEST_STRETCH = 64, 1024
@@ -39,6 +40,7 @@ class _Tally:
 @dataclass(slots=True)
 class _Occupancy:
     look: int
+    warm_up: int
     drafting: bool = True
     looking: bool = False
     stretch: int = FIRST_STRETCH
@@ -63,6 +65,9 @@ class Latch:
         do (tokens per second).
         """
         state = self._of(sequences)
+        if state.warm_up:
+            state.warm_up -= 1
+            return
         state.tallies[drafting].tokens += tokens
         state.tallies[drafting].seconds += seconds
         if drafting != (state.drafting != state.looking):
@@ -92,8 +97,8 @@ class Latch:
         step = max(1, 1 << max(0, (size - 1).bit_length() - 2))
         occupancy = -(-size // step) * step
         if occupancy not in self._occupancies:
-            look, first = (max(SHORTEST_STRETCH, n // occupancy) for n in (LOOK_TOKENS, FIRST_TOKENS))
-            self._occupancies[occupancy] = _Occupancy(look, steps_left=first)
+            look, first = (max(SHORTEST_STRETCH, n // occupancy) for n in (LOOK_TOKENS, WARM_UP_TOKENS))
+            self._occupancies[occupancy] = _Occupancy(look, warm_up=first, steps_left=first)
         return self._occupancies[occupancy]
 
 

@@ -20,6 +20,7 @@ from workers.blocks import Block
 from workers.kv_cache import KVCache, KVShape, Slab
 from workers.native.build import NativeUnavailable
 from workers.native.decoder import NativeDecoder
+from workers.packing import pack_linears
 from workers.varlen_steps import VarlenSteps
 
 logger = logging.getLogger(__name__)
@@ -82,10 +83,10 @@ def _group(blocks: list[Block], first_rows: list[int], device: torch.device) -> 
 
 
 class ModelRunner:
-    """One model replica behind the packed step. The model's own code and weights stay as they are.
+    """One model replica behind the packed step. The model's own code stays as it is.
 
     On a CPU, models that are built like Llama run through compiled kernels, unless `compile` is off; all others run
-    through their own modules.
+    through their own modules, with packed linear layers where that is known to help.
     """
 
     def __init__(self, model: PreTrainedModel, compile: Literal["auto", "off", "on"] = "auto") -> None:
@@ -96,6 +97,8 @@ class ModelRunner:
         one = next(iter(probe.layers.values()))
         self.kv_shape = KVShape(len(probe.layers), one.kv_heads, one.key_size, model.dtype, self.device)
         self.native = None if compile == "off" or self.device.type != "cpu" else self._native(probe, compile)
+        if compile != "off" and self.native is None:
+            pack_linears(model)
         on_cuda = self.device.type == "cuda"
         self.varlen = VarlenSteps.of(model, probe, self.kv_shape, compile) if on_cuda else None
 

@@ -162,13 +162,13 @@ def _pick_inverse_cdf(adapted: Adapted, stream_R: Tensor) -> Picks:
     return Picks(adapted.token_ids(column_R1[:, 0]), low_R1[:, 0], high_R1[:, 0])
 
 
-def pick(logits_RV: Tensor, params: SamplingConfig, stream_R: Tensor) -> Picks:
+def pick(logits_RV: Tensor, params: SamplingConfig, stream_R: Tensor, *, compiled: bool = True) -> Picks:
     """The token that plain decoding emits after each row, given the row's (penalised) logits and noise stream.
 
     A pure function of the row: which other rows are picked in the same call does not matter. Picks have bounds only
-    under inverse-CDF coupling; at temperature 0 those of every token are [0, 1).
+    under inverse-CDF coupling; at temperature 0 those of every token are [0, 1). `compiled` allows the CPU's kernels.
     """
-    if not native.serves(logits_RV):
+    if not compiled or not native.serves(logits_RV):
         return pick_by_tensors(widened(logits_RV), params, stream_R)
     token_R, bounds_R2 = native.pick(logits_RV, params, stream_R)
     return Picks(token_R) if bounds_R2 is None else Picks(token_R, bounds_R2[:, 0], bounds_R2[:, 1])

@@ -39,7 +39,7 @@ class PlannedBlock:
         return 0 if self.proposal is None else 1 + len(self.proposal.draft)
 
 
-def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor) -> Picks:
+def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor, *, compiled: bool = True) -> Picks:
     """The token after every sampled row, picked with the noise of that row's own position.
 
     Requests with different sampling parameters are picked group by group; the result does not depend on the grouping.
@@ -47,15 +47,19 @@ def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor) -> Picks:
     params = [item.sequence.request.sampling for item in sampled for _ in item.block.sampled]
     kinds = dict.fromkeys(params)
     noisy = any(kind.temperature > 0 for kind in kinds)
-    stream_S = _noise(sampled, logits_SV.device) if noisy else torch.zeros(len(params), dtype=torch.int64)
+    stream_S = (
+        _noise(sampled, logits_SV.device)
+        if noisy
+        else torch.zeros(len(params), dtype=torch.int64, device=logits_SV.device)
+    )
     if len(kinds) == 1:
-        return pick(_penalized(sampled, logits_SV, params[0]), params[0], stream_S)
+        return pick(_penalized(sampled, logits_SV, params[0]), params[0], stream_S, compiled=compiled)
     token_S = torch.empty(len(params), dtype=torch.int64, device=logits_SV.device)
     bounds_2S = torch.zeros(2, len(params), dtype=torch.float64, device=logits_SV.device)
     for kind in kinds:
         rows = torch.tensor([i for i, one in enumerate(params) if one == kind], device=logits_SV.device)
         members = [item for item in sampled if item.sequence.request.sampling == kind]
-        picks = pick(_penalized(members, logits_SV[rows], kind), kind, stream_S[rows])
+        picks = pick(_penalized(members, logits_SV[rows], kind), kind, stream_S[rows], compiled=compiled)
         token_S[rows] = picks.token_R
         if picks.low_R is not None and picks.high_R is not None:
             bounds_2S[0, rows], bounds_2S[1, rows] = picks.low_R, picks.high_R
@@ -93,9 +97,9 @@ def _histories(item: PlannedBlock) -> list[RowHistory]:
     return branches + [committed] * (len(item.block.sampled) - len(branches))
 
 
-def top_candidates(logits_SV: Tensor, k: int) -> Candidates:
+def top_candidates(logits_SV: Tensor, k: int, *, compiled: bool = True) -> Candidates:
     """The K best tokens of each row with their probabilities at temperature 1, for drafters that recycle them."""
-    if native.serves(logits_SV):
+    if compiled and native.serves(logits_SV):
         ids_SK, probs_SK = native.best(logits_SV, k)
         return ids_SK.numpy(), probs_SK.numpy()
     wide_SV = logits_SV.float()

@@ -61,7 +61,7 @@ class GoodputController:
         if not sequences or most <= 0:
             return Windows([0] * sequences)
         seconds = self._seconds(load, most)
-        rate = sequences / self._decode_seconds(load, 0)[0]
+        rate = sequences / (self._decode_seconds(load, 0) if load.prompt_rows else seconds)[0]
         # B rows pay if their accepted tokens, at most B, exceed what plain decoding makes in the time that they take.
         least_yield = rate * (seconds[1:] - seconds[0]) / np.arange(1, most + 1)
         paying = np.flatnonzero(least_yield < 1.0)
@@ -75,8 +75,9 @@ class GoodputController:
         most = min(load.room.free_rows, self._config.max_draft_rows, len(scores))
         order = np.argsort(-scores, kind="stable")[:most]  # stable: a parent stays before a child of equal score
         seconds = self._seconds(load, most + 1)
+        alone = self._decode_seconds(load, most) if load.prompt_rows else seconds[: most + 1]
         gained = sum(load.values) + np.concatenate([[0.0], np.cumsum(scores[order])])
-        rate = float((gained / self._decode_seconds(load, most)).max())
+        rate = float((gained / alone).max())
         best = int(np.argmax(gained - rate * seconds[: most + 1]))
         self._threshold += 0.2 * (rate * (seconds[best + 1] - seconds[best]) - self._threshold)
         drafts = _kept(proposals, owners, order[:best])

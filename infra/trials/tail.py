@@ -2,8 +2,9 @@
 
     python infra/trials/tail.py PROMPTS.parquet OUT.json CHART.png [--rounds 2]
 
-Prints one JSON line: seconds of the whole job and of its last tenth of samples, for each strategy, and writes a chart of
-the mean window (draft rows per sequence) and the number of running sequences over the job's time.
+Samples end where the model ends them, or after 512 tokens. Prints one JSON line: seconds of the whole job and of its
+last tenth of samples, for each strategy, and writes a chart of the mean window (draft rows per sequence) and of the
+number of running sequences over the job's time.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from pipeline.config import (
 from workers.engine import Engine, Request
 from workers.model_loading import LoadedModel, load_model
 
-PROMPTS, BATCH, SEED = 256, 16, 7
+PROMPTS, BATCH, MOST_TOKENS = 256, 16, 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +108,11 @@ def main(prompts_file: str, json_file: str, chart_file: str, rounds: int, thread
         model=ModelConfig(id="builtin:smollm2-135m", dtype="bfloat16"),
         input=InputConfig(path=(prompts_file,)),
         output=OutputConfig(path="unused"),
-        sampling=SamplingConfig(max_tokens=640),
+        sampling=SamplingConfig(max_tokens=MOST_TOKENS),
     )
     loaded = load_model(job.model)
-    lengths = np.random.default_rng(SEED).lognormal(mean=3.8, sigma=1.0, size=PROMPTS).clip(4, 640).astype(int)
-    requests = [
-        Request(f"row-{i}", ids, SamplingConfig(max_tokens=int(length), temperature=0.0, ignore_eos=True))
-        for i, (ids, length) in enumerate(zip(_prompt_ids(job, loaded), lengths, strict=False))
-    ]
+    sampling = SamplingConfig(max_tokens=MOST_TOKENS, temperature=0.0)
+    requests = [Request(f"row-{i}", ids, sampling) for i, ids in enumerate(_prompt_ids(job, loaded))]
     contestants: dict[str, DecodingConfig] = {"autoregressive": AutoregressiveConfig(), "auto": AutoConfig()}
     runs: dict[str, list[Run]] = {name: [] for name in contestants}
     for turn in range(rounds):
@@ -128,7 +126,9 @@ def main(prompts_file: str, json_file: str, chart_file: str, rounds: int, thread
         }
         for name, some in runs.items()
     }
-    report["requests"] = {"prompts": len(requests), "tokens": int(lengths.sum()), "batch": BATCH, "rounds": rounds}
+    lengths = sorted(map(len, runs["auto"][0].tokens))
+    report["requests"] = {"prompts": len(requests), "batch": BATCH, "rounds": rounds, "tokens": sum(lengths)}
+    report["lengths"] = {"min": lengths[0], "median": lengths[len(lengths) // 2], "max": lengths[-1]}
     with open(json_file, "w") as file:
         json.dump(report | {"runs": {name: [asdict(one) for one in some] for name, some in runs.items()}}, file)
     draw(runs["auto"][-1], chart_file)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.latch import FIRST_TOKENS, LONGEST_STRETCH, LOOK_TOKENS, Latch, margin
+from workers.latch import LONGEST_STRETCH, LOOK_TOKENS, WARM_UP_TOKENS, Latch, margin
 
 
 def simulate(
@@ -21,7 +21,7 @@ def simulate(
 
 def test_drafts_that_lose_are_switched_off_and_looked_at_ever_more_rarely() -> None:
     sides = simulate(Latch(), 20_000, gain=0.8)
-    assert all(sides[: FIRST_TOKENS // 8])
+    assert all(sides[: 2 * WARM_UP_TOKENS // 8])
     assert sum(sides[1000:]) / len(sides[1000:]) < 2 * (LOOK_TOKENS // 8) / LONGEST_STRETCH
 
 
@@ -45,7 +45,7 @@ def test_the_margin_of_the_worked_example() -> None:
 
 
 def test_alone_a_drafter_gets_more_steps_to_learn_before_it_is_judged() -> None:
-    assert all(simulate(Latch(), FIRST_TOKENS, gain=0.5, sequences=1))
+    assert all(simulate(Latch(), 2 * WARM_UP_TOKENS, gain=0.5, sequences=1))
 
 
 def test_drafts_that_win_clearly_need_no_look_at_plain_steps() -> None:

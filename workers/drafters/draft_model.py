@@ -63,7 +63,7 @@ class DraftModelDrafter:
     top_k = 0
 
     def __init__(self, draft: LoadedModel, engine: EngineConfig) -> None:
-        self._runner = ModelRunner(draft.model)
+        self._runner = ModelRunner(draft.model, "off" if engine.compile == "off" else "auto")
         self._max_context = draft.max_context
         self._vocabulary = draft.model.config.get_text_config().vocab_size
         self._max_rows = engine.max_tokens_per_step

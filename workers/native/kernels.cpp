@@ -34,6 +34,12 @@ struct Float32 {
     static f16 weights(const float* p) { return load(p); }
     static f16 everywhere(const float* p) { return _mm512_set1_ps(*p); }
     static f16 multiply_add(f16 sum, f16 x, f16 w) { return _mm512_fmadd_ps(x, w, sum); }
+    static void side_by_side(const float* a, const float*, f16* values) {
+        values[0] = load(a);
+        values[1] = load(a + LANES);
+    }
+    static void in_order(f16*) {}
+    static void narrow(float*, int64_t) {}
     static f16 dot_part(f16 sum, const float* a, const float* b) { return _mm512_fmadd_ps(load(a), load(b), sum); }
 };
 
@@ -68,6 +74,24 @@ struct BFloat16 {
         return _mm512_castsi512_ps(_mm512_set1_epi32(pair));
     }
     static f16 multiply_add(f16 sum, f16 x, f16 w) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
+    // Pairs (a[i], b[i]) of 32 values each, in the order that `in_order` undoes.
+    static void side_by_side(const uint16_t* a, const uint16_t* b, f16* pairs) {
+        const __m512i first = _mm512_loadu_si512(a), second = _mm512_loadu_si512(b);
+        pairs[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(first, second));
+        pairs[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(first, second));
+    }
+    static void in_order(f16* v) {
+        const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+        const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
+        const f16 first = v[0], second = v[1];
+        v[0] = _mm512_permutex2var_ps(first, low, second);
+        v[1] = _mm512_permutex2var_ps(first, high, second);
+    }
+    // Floats to bfloat16 at the front of the same memory.
+    static void narrow(float* v, int64_t count) {
+        for (int64_t i = 0; i < count; i += LANES)
+            store(reinterpret_cast<uint16_t*>(v) + i, _mm512_loadu_ps(v + i));
+    }
     static f16 dot_part(f16 sum, const uint16_t* a, const uint16_t* b) {
         return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(a), (__m512bh)_mm512_loadu_si512(b));
     }
@@ -90,6 +114,7 @@ f16 exponential(f16 x) {  // Cephes' expf: error below 2 ulp; below -87.3 the sm
 
 constexpr int MOST_ROWS = 12;     // of a tile: its sums, at most 24 vectors, stay in registers
 constexpr int MOST_PANELS = 3;
+constexpr int KEYS_AHEAD = 64;    // columns by which attention fetches keys ahead
 constexpr int AHEAD = 2048;       // bytes by which the weights are fetched ahead: they come from memory, once per step
 
 // y[m, 16 p ..] for ROWS rows and PANELS panels of 16 outputs. A panel is [inner / INNER, 16, INNER].
@@ -263,27 +288,28 @@ float softmax(float* scores, int64_t visible) {
     return 1.0f / _mm512_reduce_add_ps(total);
 }
 
-// out[g, :] = normalizer[g] * sum over j of weight[g, j] value[column[j], :], for GROUP query heads of one value head
+// out[g, :] = normalizer[g] * sum over j of weight[g, j] value[column[j], :], for GROUP query heads of one value head.
+// Weights beyond `visible` are 0.
 template <class E, int GROUP>
-void weighted_values(const typename E::Value* values, const std::vector<int64_t>& column, const float* weight,
-                     int64_t padded, const float* normalizer, int size, typename E::Value* out) {
-    constexpr int VECTORS = 2;  // with up to 8 query heads 16 sums stay in registers
-    const int64_t visible = column.size();
-    for (int d = 0; d < size; d += VECTORS * LANES) {
-        f16 sum[GROUP][VECTORS];
-        for (int g = 0; g < GROUP; ++g)
-            for (int v = 0; v < VECTORS; ++v) sum[g][v] = _mm512_setzero_ps();
-        for (int64_t j = 0; j < visible; ++j) {
-            const auto* value = values + column[j] + d;
-            for (int v = 0; v < VECTORS; ++v) {
-                const f16 x = E::load(value + v * LANES);
-                for (int g = 0; g < GROUP; ++g)
-                    sum[g][v] = _mm512_fmadd_ps(_mm512_set1_ps(weight[g * padded + j]), x, sum[g][v]);
+void weighted_values(const typename E::Value* values, const std::vector<int64_t>& column, int64_t visible,
+                     const float* weight, int64_t padded, const float* normalizer, int size, typename E::Value* out) {
+    for (int d = 0; d < size; d += 2 * LANES) {
+        f16 sum[GROUP][2];
+        for (int g = 0; g < GROUP; ++g) sum[g][0] = sum[g][1] = _mm512_setzero_ps();
+        for (int64_t j = 0; j < visible; j += E::INNER) {
+            const auto* second = values + column[std::min<int64_t>(j + E::INNER - 1, visible - 1)] + d;
+            f16 value[2];
+            E::side_by_side(values + column[j] + d, second, value);
+            for (int g = 0; g < GROUP; ++g) {
+                const f16 w = E::everywhere(reinterpret_cast<const typename E::Value*>(weight + g * padded) + j);
+                for (int v = 0; v < 2; ++v) sum[g][v] = E::multiply_add(sum[g][v], value[v], w);
             }
         }
-        for (int g = 0; g < GROUP; ++g)
-            for (int v = 0; v < VECTORS; ++v)
+        for (int g = 0; g < GROUP; ++g) {
+            E::in_order(sum[g]);
+            for (int v = 0; v < 2; ++v)
                 E::store(out + g * size + d + v * LANES, _mm512_mul_ps(sum[g][v], _mm512_set1_ps(normalizer[g])));
+        }
     }
 }
 
@@ -310,9 +336,14 @@ void attend(const Model& model, const Step& step, int64_t l, int64_t window, int
     const auto line = 64 / sizeof(typename E::Value);
     for (int64_t j = 0; j < visible; j += LANES) {
         const int count = std::min<int64_t>(LANES, visible - j);
-        for (int i = 0; i < count; ++i)  // the values are read next; their stride is too odd for the CPU to foresee
-            for (int64_t d = first_head * size; d < end_head * size; d += line)
-                _mm_prefetch(values + column[j + i] + d, _MM_HINT_T1);
+        // The values are read next, and the keys a little later: too many short streams for the CPU to foresee.
+        for (int64_t i = j; i < std::min(j + LANES, visible); ++i) {
+            const int64_t later = column[std::min(i + KEYS_AHEAD, visible - 1)];
+            for (int64_t d = first_head * size; d < end_head * size; d += line) {
+                _mm_prefetch(values + column[i] + d, _MM_HINT_T1);
+                _mm_prefetch(keys + later + d, _MM_HINT_T0);
+            }
+        }
         for (int64_t h = first_head; h < end_head; ++h)
             for (int g = 0; g < group; ++g) {
                 const auto* query = queries + (h * group + g) * size;
@@ -334,12 +365,15 @@ void attend(const Model& model, const Step& step, int64_t l, int64_t window, int
             auto* result = out + (h * group + g) * size;
             const int count = group - g >= 4 ? 4 : group - g;
             float normalizer[4];
-            for (int i = 0; i < count; ++i) normalizer[i] = softmax(weight + i * padded, visible);
+            for (int i = 0; i < count; ++i) {
+                normalizer[i] = softmax(weight + i * padded, visible);
+                E::narrow(weight + i * padded, padded);
+            }
             switch (count) {
-                case 1: weighted_values<E, 1>(value, column, weight, padded, normalizer, size, result); break;
-                case 2: weighted_values<E, 2>(value, column, weight, padded, normalizer, size, result); break;
-                case 3: weighted_values<E, 3>(value, column, weight, padded, normalizer, size, result); break;
-                default: weighted_values<E, 4>(value, column, weight, padded, normalizer, size, result);
+                case 1: weighted_values<E, 1>(value, column, visible, weight, padded, normalizer, size, result); break;
+                case 2: weighted_values<E, 2>(value, column, visible, weight, padded, normalizer, size, result); break;
+                case 3: weighted_values<E, 3>(value, column, visible, weight, padded, normalizer, size, result); break;
+                default: weighted_values<E, 4>(value, column, visible, weight, padded, normalizer, size, result);
             }
             g += count;
         }
