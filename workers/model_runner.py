@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from typing import Literal
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -82,6 +83,10 @@ def _group(blocks: list[Block], first_rows: list[int], device: torch.device) -> 
     return BlockGroup(blocks[0].slot.slab, first_slot, C, *(torch.from_numpy(array).to(device) for array in arrays))
 
 
+_refused: WeakKeyDictionary[PreTrainedModel, str] = WeakKeyDictionary()
+"""Models that the compiled kernels do not serve, and why."""
+
+
 class ModelRunner:
     """One model replica behind the packed step. The model's own code stays as it is.
 
@@ -127,9 +132,12 @@ class ModelRunner:
     def _native(self, probe: AttentionProbe, compile: Literal["auto", "on"]) -> NativeDecoder | None:
         """The compiled decoder of this model, if there is one and it agrees with the model's own forward."""
         try:
+            if self.model in _refused:  # its linear layers were packed since, so it cannot be looked at again
+                raise NativeUnavailable(_refused[self.model])
             native = NativeDecoder.of(self.model, probe)
             self._check(native)
         except NativeUnavailable as reason:
+            _refused[self.model] = str(reason)
             NativeDecoder.forget(self.model)
             if compile == "on":
                 raise ConfigError(f"engine.compile must be auto or off here, got on: {reason}") from reason
