@@ -37,7 +37,7 @@ def pack_linears(model: nn.Module) -> int:
     The operators belong to torch's own compiler and may change, so each kind of layer is tried first, and one that does
     not compute what it should stays as it is.
     """
-    if not torch.backends.mkldnn.is_available():
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return 0
     replaced = 0
     for parent in list(model.modules()):
