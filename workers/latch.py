@@ -1,16 +1,18 @@
 """Drafts on or off, by what was measured: a wrong cost model then costs no more than the measuring.
 
 Per occupancy (number of decoding sequences, in coarse classes), tokens per second with and without drafts are compared
-in short interleaved stretches. The better side is kept, and looked at again ever more rarely while it stays better.
+in short interleaved stretches. The better side is kept, and looked at again ever more rarely while it stays better. It
+begins with drafts where rows are cheap, and else without, while the drafter learns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 WARM_UP_TOKENS = 256
-"""Sequence-steps that are not counted: a drafter that knows nothing yet must not be judged. The first stretch that
-counts is as long."""
+"""Sequence-steps that are not counted: a drafter that knows nothing yet must not be judged. With drafts on, the first
+stretch that counts is as long."""
 LOOK_TOKENS, SHORTEST_STRETCH = 64, 4
 """Sequence-steps of a look at the other side, and the fewest steps of any."""
 FIRST_STRETCH, LONGEST_STRETCH = 64, 1024
@@ -41,7 +43,7 @@ class _Tally:
 class _Occupancy:
     look: int
     warm_up: int
-    drafting: bool = True
+    drafting: bool
     looking: bool = False
     stretch: int = FIRST_STRETCH
     steps_left: int = 0
@@ -51,12 +53,18 @@ class _Occupancy:
 class Latch:
     """Whether to draft with so many sequences running."""
 
-    def __init__(self) -> None:
+    def __init__(self, rows_are_cheap: Callable[[int], bool]) -> None:
+        """`rows_are_cheap` tells whether drafts are likely to pay with so many sequences running."""
+        self._rows_are_cheap = rows_are_cheap
         self._occupancies: dict[int, _Occupancy] = {}
 
     def drafting(self, sequences: int) -> bool:
         state = self._of(sequences)
         return state.drafting != state.looking
+
+    def warming_up(self, sequences: int) -> bool:
+        """Whether the drafter should see every step, also those without drafts."""
+        return self._of(sequences).warm_up > 0
 
     def record(
         self, sequences: int, drafting: bool, tokens: int, seconds: float, plain_rate: float, waiting: int
@@ -98,7 +106,8 @@ class Latch:
         occupancy = -(-size // step) * step
         if occupancy not in self._occupancies:
             look, first = (max(SHORTEST_STRETCH, n // occupancy) for n in (LOOK_TOKENS, WARM_UP_TOKENS))
-            self._occupancies[occupancy] = _Occupancy(look, warm_up=first, steps_left=first)
+            cheap = self._rows_are_cheap(occupancy)
+            self._occupancies[occupancy] = _Occupancy(look, first, cheap, steps_left=first if cheap else 1)
         return self._occupancies[occupancy]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 from pipeline.config import DecodingConfig, EngineConfig, Windowed
 from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, Drafter, ExtraRows, Proposal, StepOutcome
@@ -41,11 +42,10 @@ class Speculation:
         """Drafts of the decoding sequences, cut to what the sample may still emit and to what the policy buys."""
         began = time.perf_counter()
         decoding = schedule.decoding
-        remaining = [scheduler.expected_remaining(sequence) for sequence in decoding]
         self._load = StepLoad(
             [sequence.context.key for sequence in decoding],
             [sequence.num_cached for sequence in decoding],
-            token_values(remaining, queue_is_empty=schedule.num_waiting == 0),
+            [1.0] * len(decoding),
             schedule.room,
             schedule.num_waiting,
         )
@@ -53,6 +53,9 @@ class Speculation:
         self._learning = windows.learning
         proposals = [EMPTY_PROPOSAL] * len(decoding)
         if any(windows.rows):
+            if schedule.num_waiting == 0:
+                remaining = [scheduler.expected_remaining(sequence) for sequence in decoding]
+                self._load = replace(self._load, values=token_values(remaining))
             proposals = self._policy.select(self._proposed(decoding, windows), self._load)
         self._draft_rows = sum(len(p.draft) + (0 if p.extra is None else len(p.extra)) for p in proposals)
         self._seconds = time.perf_counter() - began

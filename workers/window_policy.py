@@ -105,12 +105,12 @@ def best_nodes(drafts: Sequence[Draft], rows: int) -> list[Draft]:
     return [draft.keep(nodes) for draft, nodes in zip(drafts, kept, strict=True)]
 
 
-def token_values(expected_remaining: Sequence[float], queue_is_empty: bool) -> list[float]:
-    """What a token of each sequence is worth: the same while others wait; then the longest decide when the tail ends.
+def token_values(expected_remaining: Sequence[float]) -> list[float]:
+    """What a token of each sequence is worth when nobody waits: then the longest ones decide when the tail ends.
 
-    Worked example, nobody waits, 30 and 10 tokens to go: 1.5 and 0.5.
+    Worked example, 30 and 10 tokens to go: 1.5 and 0.5.
     """
     total = sum(expected_remaining)
-    if not queue_is_empty or total <= 0.0:
+    if total <= 0.0:
         return [1.0] * len(expected_remaining)
     return [remaining * len(expected_remaining) / total for remaining in expected_remaining]

@@ -30,6 +30,7 @@ from workers.model_runner import ModelRunner
 from workers.window_policy import StepLoad, StepMeasure, StepRoom, WindowPolicy, Windows
 
 _RATE = 0.05
+_CHEAP = 1.2
 _LEARN_EVERY = 8
 _SAFETY = 0.5  # of the last threshold: candidates that score less were not worth a row, and need not be proposed
 
@@ -40,7 +41,7 @@ class GoodputController:
     def __init__(self, config: AutoConfig, cost: CostModel) -> None:
         self._config = config
         self._cost = cost
-        self._latch = Latch()
+        self._latch = Latch(self._rows_are_cheap)
         self._overhead_s = {True: 0.0, False: 0.0}  # beside the forward, with drafting on and off
         self._steps = 0
         self._drafting = True
@@ -56,7 +57,8 @@ class GoodputController:
         self._steps += 1
         self._drafting = self._latch.drafting(sequences)
         if not self._drafting:
-            return Windows([0] * sequences, learning=self._steps % _LEARN_EVERY == 0)
+            learning = self._latch.warming_up(sequences) or self._steps % _LEARN_EVERY == 0
+            return Windows([0] * sequences, learning=learning)
         most = min(load.room.free_rows, self._config.max_draft_rows)
         if not sequences or most <= 0:
             return Windows([0] * sequences)
@@ -103,6 +105,11 @@ class GoodputController:
 
     def finish(self, key: int) -> None:
         pass
+
+    def _rows_are_cheap(self, sequences: int) -> bool:
+        """Whether a draft row for every sequence makes the step hardly longer."""
+        plain, drafted = (self._cost.seconds(rows, rows, 0) for rows in (sequences, 2 * sequences))
+        return drafted < _CHEAP * plain
 
     def _seconds(self, load: StepLoad, most: int) -> Floats:
         """Time of the step with 0 .. `most` draft rows."""

@@ -7,6 +7,10 @@ import pytest
 from workers.latch import LONGEST_STRETCH, LOOK_TOKENS, WARM_UP_TOKENS, Latch, margin
 
 
+def latch_of(*, cheap: bool = True) -> Latch:
+    return Latch(lambda sequences: cheap)
+
+
 def simulate(
     latch: Latch, steps: int, gain: float, sequences: int = 8, predicted: float = 1.0, waiting: int = 10_000
 ) -> list[bool]:
@@ -20,20 +24,20 @@ def simulate(
 
 
 def test_drafts_that_lose_are_switched_off_and_looked_at_ever_more_rarely() -> None:
-    sides = simulate(Latch(), 20_000, gain=0.8)
+    sides = simulate(latch_of(), 20_000, gain=0.8)
     assert all(sides[: 2 * WARM_UP_TOKENS // 8])
     assert sum(sides[1000:]) / len(sides[1000:]) < 2 * (LOOK_TOKENS // 8) / LONGEST_STRETCH
 
 
 def test_drafts_that_win_stay_on() -> None:
-    sides = simulate(Latch(), 20_000, gain=1.05)
+    sides = simulate(latch_of(), 20_000, gain=1.05)
     assert sum(not side for side in sides[1000:]) / len(sides[1000:]) < 2 * (LOOK_TOKENS // 8) / LONGEST_STRETCH
 
 
 def test_drafts_that_win_less_than_they_cost_elsewhere_are_off() -> None:
     """Samples that end apart leave slots empty at the end: with one batch to go that counts, with hundreds it does
     not."""
-    few, many = (simulate(Latch(), 5000, gain=1.04, sequences=16, waiting=waiting) for waiting in (32, 10_000))
+    few, many = (simulate(latch_of(), 5000, gain=1.04, sequences=16, waiting=waiting) for waiting in (32, 10_000))
     assert sum(few[1000:]) < 200
     assert sum(many[1000:]) > 3800
 
@@ -45,31 +49,42 @@ def test_the_margin_of_the_worked_example() -> None:
 
 
 def test_alone_a_drafter_gets_more_steps_to_learn_before_it_is_judged() -> None:
-    assert all(simulate(Latch(), 2 * WARM_UP_TOKENS, gain=0.5, sequences=1))
+    assert all(simulate(latch_of(), 2 * WARM_UP_TOKENS, gain=0.5, sequences=1))
 
 
 def test_drafts_that_win_clearly_need_no_look_at_plain_steps() -> None:
-    assert all(simulate(Latch(), 5000, gain=1.5))
+    assert all(simulate(latch_of(), 5000, gain=1.5))
 
 
 def test_a_wrong_prediction_is_found_out_when_drafts_are_slower_than_predicted_plain_steps() -> None:
     """Plain steps are predicted ten times too fast; measured drafts are better all the same."""
-    sides = simulate(Latch(), 5000, gain=1.3, predicted=10.0)
+    sides = simulate(latch_of(), 5000, gain=1.3, predicted=10.0)
     assert sum(sides) / len(sides) > 0.95
 
 
 @pytest.mark.parametrize(("before", "after"), [(0.8, 1.3), (1.3, 0.8)])
 def test_it_follows_a_change(before: float, after: float) -> None:
-    latch = Latch()
+    latch = latch_of()
     simulate(latch, 500, before)
     sides = simulate(latch, 8000, after)
     assert (sum(sides[-2000:]) / 2000 > 0.9) == (after > 1)
 
 
 def test_occupancies_are_judged_apart() -> None:
-    latch = Latch()
+    latch = latch_of()
     simulate(latch, 1000, gain=0.8, sequences=16)
     assert not latch.drafting(16)
     assert not latch.drafting(13)
     assert latch.drafting(8)
     assert latch.drafting(1)
+
+
+def test_where_rows_are_dear_it_begins_without_drafts_while_the_drafter_learns() -> None:
+    latch = latch_of(cheap=False)
+    warm_up = WARM_UP_TOKENS // 8
+    assert latch.warming_up(8)
+    assert not any(simulate(latch, warm_up, gain=1.3))
+    assert not latch.warming_up(8)
+    sides = simulate(latch, 1000, gain=1.3)
+    assert all(sides[1:])
+    assert sum(simulate(latch_of(cheap=False), 1000, gain=0.9)) < 50

@@ -28,11 +28,7 @@ def test_best_nodes_keeps_trees_and_the_best_scores(some: list[Draft], rows: int
             assert (after.tokens[parent] if parent >= 0 else -1) == paths[token]  # tokens are node numbers here
 
 
-def test_tokens_are_worth_the_same_while_others_wait() -> None:
-    assert token_values([30.0, 10.0], queue_is_empty=False) == [1.0, 1.0]
-
-
 def test_in_the_tail_a_token_is_worth_what_its_sequence_has_to_go() -> None:
-    assert token_values([30.0, 10.0], queue_is_empty=True) == pytest.approx([1.5, 0.5])
-    assert token_values([], queue_is_empty=True) == []
-    assert token_values([0.0], queue_is_empty=True) == [1.0]
+    assert token_values([30.0, 10.0]) == pytest.approx([1.5, 0.5])
+    assert token_values([]) == []
+    assert token_values([0.0]) == [1.0]

@@ -15,6 +15,7 @@ from tests.workers.drafting import chain, drafts, load, proposals
 from workers.adaptive_window import AdaptiveWindow
 from workers.cost_model import Calibration, CostModel
 from workers.drafters.base import Draft, ExtraRows, Proposal
+from workers.latch import Latch
 from workers.model_loading import load_model
 from workers.model_runner import ModelRunner
 from workers.window_policy import StepMeasure
@@ -72,6 +73,8 @@ def test_a_full_batch_drafts_nothing_that_is_not_nearly_certain() -> None:
 
 def test_windows_ask_for_what_may_pay_and_name_the_score_below_which_nothing_does() -> None:
     policy = controller(max_window=8)
+    assert policy.windows(load(8, 100)).rows == [0] * 8  # twice the rows take twice the time: it begins without drafts
+    policy._latch = Latch(lambda sequences: True)
     idle, full = policy.windows(load(1, 100)), policy.windows(load(8, 100))
     assert idle.rows == [8]
     assert idle.min_score == 0.0
