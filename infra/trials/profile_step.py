@@ -164,9 +164,8 @@ def main(prompts_file: str, json_file: str, batch: str, threads: int) -> None:
         "rest",
         "total",
         "floor",
-        "reached",
     )
-    print("| batch | strategy | " + " | ".join(columns) + " |\n|" + "---|" * (len(columns) + 2))
+    print("| batch | strategy | " + " | ".join(columns) + " | reached |\n|" + "---|" * (len(columns) + 3))
     for row in figures:
         row["attention"] = row["forward"] - row["linear"]
         cells = [f"{row[name]:.1f}" if name in ("rows", "tokens") else f"{row[name]:.2f}" for name in columns]
