@@ -29,7 +29,6 @@ struct Float32 {
     static constexpr int INNER = 1;  // inner-dimension values of one multiply-add
     static f16 load(const float* p) { return _mm512_loadu_ps(p); }
     static void store(float* p, f16 v) { _mm512_storeu_ps(p, v); }
-    static float get(const float* p) { return *p; }
     static f16 rounded(f16 v) { return v; }
     static f16 weights(const float* p) { return load(p); }
     static f16 everywhere(const float* p) { return _mm512_set1_ps(*p); }
@@ -54,12 +53,6 @@ struct BFloat16 {
     static void store(uint16_t* p, f16 v) {
         __m256bh half = _mm512_cvtneps_pbh(v);
         std::memcpy(p, &half, sizeof half);
-    }
-    static float get(const uint16_t* p) {
-        uint32_t bits = static_cast<uint32_t>(*p) << 16;
-        float value;
-        std::memcpy(&value, &bits, sizeof value);
-        return value;
     }
     static f16 rounded(f16 v) {
         uint16_t half[LANES];
