@@ -81,9 +81,13 @@ def cpu_features() -> frozenset[str]:
 
 
 def _key(compiler: str, features: frozenset[str], source: Path | None = None) -> str:
-    """Changes with the source, the flags, the compiler and the CPU: a cache folder may be shared by machines."""
+    """Changes with the source, the headers beside it, the flags, the compiler and the CPU: machines may share a cache
+    folder.
+    """
     version = _run([compiler, "--version"])
-    parts = ((source or SOURCE).read_text(), " ".join(FLAGS), version, " ".join(sorted(features)))
+    source = source or SOURCE
+    texts = [path.read_text() for path in (source, *sorted(source.parent.glob("*.h")))]
+    parts = (*texts, " ".join(FLAGS), version, " ".join(sorted(features)))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 

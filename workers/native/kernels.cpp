@@ -7,172 +7,20 @@
 // Shapes: T rows of the step, E hidden, H query heads, K key/value heads, G = H / K, D head size, I intermediate,
 // N outputs and M rows of a linear layer, S sampled rows, V vocabulary. Weights are packed (see `pack`).
 
-#include <immintrin.h>
 #include <omp.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <utility>
 #include <vector>
+
+#include "lanes.h"
+#include "linear.h"
 
 namespace {
 
-constexpr int LANES = 16;   // floats of a vector, and outputs of a weight panel
-
-using f16 = __m512;
-
-struct Float32 {
-    using Value = float;
-    static constexpr int INNER = 1;  // inner-dimension values of one multiply-add
-    static f16 load(const float* p) { return _mm512_loadu_ps(p); }
-    static void store(float* p, f16 v) { _mm512_storeu_ps(p, v); }
-    static f16 rounded(f16 v) { return v; }
-    static f16 weights(const float* p) { return load(p); }
-    static f16 everywhere(const float* p) { return _mm512_set1_ps(*p); }
-    static f16 multiply_add(f16 sum, f16 x, f16 w) { return _mm512_fmadd_ps(x, w, sum); }
-    static void side_by_side(const float* a, const float*, f16* values) {
-        values[0] = load(a);
-        values[1] = load(a + LANES);
-    }
-    static void in_order(f16*) {}
-    static void narrow(float*, int64_t) {}
-    static f16 dot_part(f16 sum, const float* a, const float* b) { return _mm512_fmadd_ps(load(a), load(b), sum); }
-};
-
-#ifdef __AVX512BF16__
-struct BFloat16 {
-    using Value = uint16_t;
-    static constexpr int INNER = 2;
-    static f16 load(const uint16_t* p) {
-        __m256i half = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
-    }
-    static void store(uint16_t* p, f16 v) {
-        __m256bh half = _mm512_cvtneps_pbh(v);
-        std::memcpy(p, &half, sizeof half);
-    }
-    static f16 rounded(f16 v) {
-        uint16_t half[LANES];
-        store(half, v);
-        return load(half);
-    }
-    // Sixteen pairs each, as bits: one pair of the inner dimension per output, or the same pair for all.
-    static f16 weights(const uint16_t* p) { return _mm512_castsi512_ps(_mm512_loadu_si512(p)); }
-    static f16 everywhere(const uint16_t* p) {
-        int32_t pair;
-        std::memcpy(&pair, p, sizeof pair);
-        return _mm512_castsi512_ps(_mm512_set1_epi32(pair));
-    }
-    static f16 multiply_add(f16 sum, f16 x, f16 w) { return _mm512_dpbf16_ps(sum, (__m512bh)x, (__m512bh)w); }
-    // Pairs (a[i], b[i]) of 32 values each, in the order that `in_order` undoes.
-    static void side_by_side(const uint16_t* a, const uint16_t* b, f16* pairs) {
-        const __m512i first = _mm512_loadu_si512(a), second = _mm512_loadu_si512(b);
-        pairs[0] = _mm512_castsi512_ps(_mm512_unpacklo_epi16(first, second));
-        pairs[1] = _mm512_castsi512_ps(_mm512_unpackhi_epi16(first, second));
-    }
-    static void in_order(f16* v) {
-        const __m512i low = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
-        const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
-        const f16 first = v[0], second = v[1];
-        v[0] = _mm512_permutex2var_ps(first, low, second);
-        v[1] = _mm512_permutex2var_ps(first, high, second);
-    }
-    // Floats to bfloat16 at the front of the same memory.
-    static void narrow(float* v, int64_t count) {
-        for (int64_t i = 0; i < count; i += LANES)
-            store(reinterpret_cast<uint16_t*>(v) + i, _mm512_loadu_ps(v + i));
-    }
-    static f16 dot_part(f16 sum, const uint16_t* a, const uint16_t* b) {
-        return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(a), (__m512bh)_mm512_loadu_si512(b));
-    }
-};
-#endif
-
-f16 exponential(f16 x) {  // Cephes' expf: error below 2 ulp; below -87.3 the smallest normal number
-    x = _mm512_max_ps(x, _mm512_set1_ps(-87.3f));
-    f16 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
-    f16 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-    f16 p = _mm512_set1_ps(1.9875691500e-4f);
-    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
-    p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, n);
-}
-
-// ---- linear layers ------------------------------------------------------------------------------------------------
-
-constexpr int MOST_ROWS = 12;     // of a tile: its sums, at most 24 vectors, stay in registers
-constexpr int MOST_PANELS = 3;
-constexpr int KEYS_AHEAD = 64;    // columns by which attention fetches keys ahead
-constexpr int AHEAD = 2048;       // bytes by which the weights are fetched ahead: they come from memory, once per step
-
-// y[m, 16 p ..] for ROWS rows and PANELS panels of 16 outputs. A panel is [inner / INNER, 16, INNER].
-template <class E, int ROWS, int PANELS>
-void tile(const typename E::Value* x, int64_t inner, const typename E::Value* w, const typename E::Value* bias,
-          typename E::Value* y, int64_t outputs) {
-    f16 sum[ROWS][PANELS];
-    for (int m = 0; m < ROWS; ++m)
-        for (int p = 0; p < PANELS; ++p) sum[m][p] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < inner; k += E::INNER) {
-        f16 weights[PANELS];
-        for (int p = 0; p < PANELS; ++p) {
-            const auto* from = w + (p * inner + k) * LANES;
-            _mm_prefetch(reinterpret_cast<const char*>(from) + AHEAD, _MM_HINT_T0);
-            weights[p] = E::weights(from);
-        }
-        for (int m = 0; m < ROWS; ++m) {
-            const f16 value = E::everywhere(x + m * inner + k);
-            for (int p = 0; p < PANELS; ++p) sum[m][p] = E::multiply_add(sum[m][p], value, weights[p]);
-        }
-    }
-    for (int p = 0; p < PANELS; ++p)
-        for (int m = 0; m < ROWS; ++m) {
-            f16 value = sum[m][p];
-            if (bias) value = _mm512_add_ps(E::rounded(value), E::load(bias + p * LANES));
-            E::store(y + m * outputs + p * LANES, value);
-        }
-}
-
-template <class E>
-using Tile = void (*)(const typename E::Value*, int64_t, const typename E::Value*, const typename E::Value*,
-                      typename E::Value*, int64_t);
-
-template <class E, int PANELS, int... M>
-constexpr std::array<Tile<E>, sizeof...(M)> tiles_of(std::integer_sequence<int, M...>) {
-    return {tile<E, M + 1, PANELS>...};
-}
-
-// The tile of `rows` rows and `panels` panels.
-template <class E>
-Tile<E> tile_of(int64_t rows, int64_t panels) {
-    using Rows = std::make_integer_sequence<int, MOST_ROWS>;
-    static constexpr std::array<Tile<E>, MOST_ROWS> by_panels[] = {tiles_of<E, 1>(Rows{}), tiles_of<E, 2>(Rows{}),
-                                                                   tiles_of<E, MOST_PANELS>(Rows{})};
-    return by_panels[panels - 1][rows - 1];
-}
-
-// y[M, N] = x[M, inner] w^T (+ bias); N is a multiple of 16. All rows of a panel group are done while its weights are
-// in the cache, in tiles of almost equal height.
-template <class E>
-void linear(const typename E::Value* x, int64_t rows, int64_t inner, const typename E::Value* w,
-            const typename E::Value* bias, typename E::Value* y, int64_t outputs, int threads) {
-    if (rows == 0) return;
-    const int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, highest = (rows + tiles - 1) / tiles;
-    const int64_t width = highest <= 8 ? MOST_PANELS : 2, panels = outputs / LANES;
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t first = 0; first < panels; first += width) {
-        const int64_t count = std::min(width, panels - first);
-        for (int64_t i = 0; i < tiles; ++i) {
-            const int64_t m = rows * i / tiles, height = rows * (i + 1) / tiles - m;
-            tile_of<E>(height, count)(x + m * inner, inner, w + first * inner * LANES,
-                                      bias ? bias + first * LANES : nullptr, y + m * outputs + first * LANES, outputs);
-        }
-    }
-}
+constexpr int KEYS_AHEAD = 64;  // columns by which attention fetches keys ahead
 
 // ---- the rest of a layer ------------------------------------------------------------------------------------------
 

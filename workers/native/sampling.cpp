@@ -8,7 +8,6 @@
 //
 // Shapes: R rows, V vocabulary.
 
-#include <immintrin.h>
 #include <omp.h>
 
 #include <algorithm>
@@ -16,6 +15,8 @@
 #include <cstdint>
 #include <cstring>
 #include <vector>
+
+#include "lanes.h"
 
 extern "C" {
 
@@ -34,53 +35,25 @@ struct Sampling {
 
 namespace {
 
-constexpr int LANES = 16;
 constexpr float GUMBEL_MOST = 23.0f;   // above the largest noise, -log(-log1p(-2^-33))
 constexpr float NEGLIGIBLE = -30.0f;   // a vocabulary of exp(-30) is nothing beside float32's rounding
 constexpr int FEW = 64;                // tokens that hold top-p's mass in most rows
 
-using f16 = __m512;
-
-struct Float32 {
-    using Value = float;
-    static f16 load(const float* p, __mmask16 real) { return _mm512_maskz_loadu_ps(real, p); }
-};
-
-struct BFloat16 {
-    using Value = uint16_t;
-    static f16 load(const uint16_t* p, __mmask16 real) {
-        __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(real, p));
-        return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
-    }
-};
-
-template <class E>
+template <class Value>
 struct Row {
-    const typename E::Value* logits;
+    const Value* logits;
     int64_t size;
 
     __mmask16 real(int64_t v) const { return size - v >= LANES ? 0xffff : (1u << (size - v)) - 1; }
     f16 load(int64_t v) const {  // -inf beyond the vocabulary
         const __mmask16 lanes = real(v);
-        return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), lanes, E::load(logits + v, lanes));
+        return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), lanes, load_some(logits + v, lanes));
     }
 };
 
 template <class Use>
 void each_lane(__mmask16 lanes, Use use) {
     for (uint32_t rest = lanes; rest; rest &= rest - 1) use(__builtin_ctz(rest));
-}
-
-f16 exponential(f16 x) {  // Cephes' expf: error below 2 ulp; below -87.3 the smallest normal number
-    x = _mm512_max_ps(x, _mm512_set1_ps(-87.3f));
-    f16 n = _mm512_roundscale_ps(_mm512_mul_ps(x, _mm512_set1_ps(1.44269504f)), _MM_FROUND_TO_NEAREST_INT);
-    f16 r = _mm512_fnmadd_ps(n, _mm512_set1_ps(0.693359375f), x);
-    r = _mm512_fnmadd_ps(n, _mm512_set1_ps(-2.12194440e-4f), r);
-    f16 p = _mm512_set1_ps(1.9875691500e-4f);
-    for (float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
-        p = _mm512_fmadd_ps(p, r, _mm512_set1_ps(c));
-    p = _mm512_add_ps(_mm512_fmadd_ps(p, _mm512_mul_ps(r, r), r), _mm512_set1_ps(1.0f));
-    return _mm512_scalef_ps(p, n);
 }
 
 // ---- ranks ----------------------------------------------------------------------------------------------------------
@@ -108,13 +81,13 @@ float logit_of(Rank rank) {
 
 const Rank LAST = rank_of(-INFINITY, 0xffffffffu);
 
-template <class E>
-Rank highest(Row<E> row) {
+template <class Value>
+Rank highest(Row<Value> row) {
     f16 most[4];
     for (f16& one : most) one = _mm512_set1_ps(-INFINITY);
     int64_t v = 0;
     for (; v + 4 * LANES <= row.size; v += 4 * LANES)  // maximum of (x, most) is `most` where x is not a number
-        for (int i = 0; i < 4; ++i) most[i] = _mm512_max_ps(E::load(row.logits + v + i * LANES, 0xffff), most[i]);
+        for (int i = 0; i < 4; ++i) most[i] = _mm512_max_ps(load_some(row.logits + v + i * LANES, 0xffff), most[i]);
     for (; v < row.size; v += LANES) most[0] = _mm512_max_ps(row.load(v), most[0]);
     const f16 pair = _mm512_max_ps(most[0], most[1]), other = _mm512_max_ps(most[2], most[3]);
     const float top = _mm512_reduce_max_ps(_mm512_max_ps(pair, other));
@@ -125,8 +98,8 @@ Rank highest(Row<E> row) {
 }
 
 // The k first tokens (all if there are fewer), in order.
-template <class E>
-void first_tokens(Row<E> row, int64_t k, std::vector<Rank>& ranks) {
+template <class Value>
+void first_tokens(Row<Value> row, int64_t k, std::vector<Rank>& ranks) {
     const size_t count = std::min(k, row.size), room = 4 * count + 4 * LANES;
     const auto keep = [&] {
         std::nth_element(ranks.begin(), ranks.begin() + (count - 1), ranks.end(), std::greater<>());
@@ -153,8 +126,8 @@ void first_tokens(Row<E> row, int64_t k, std::vector<Rank>& ranks) {
 }
 
 // All tokens with a logit in [low, high], in order.
-template <class E>
-void collect(Row<E> row, float low, float high, std::vector<Rank>& ranks) {
+template <class Value>
+void collect(Row<Value> row, float low, float high, std::vector<Rank>& ranks) {
     ranks.clear();
     for (int64_t v = 0; v < row.size; v += LANES) {
         const f16 logit = row.load(v);
@@ -176,8 +149,8 @@ f16 scaled(f16 logit, float temperature) {  // divisions are slow
 
 // Sum of exp(logit / temperature - top): the softmax's denominator. Short sums in float32 enter a float64 one:
 // bfloat16 logits repeat few values, whose rounding errors would not cancel in a long sum.
-template <class E>
-double total_mass(Row<E> row, float temperature, float top) {
+template <class Value>
+double total_mass(Row<Value> row, float temperature, float top) {
     constexpr int64_t SHORT = 16 * LANES;
     const f16 highest = _mm512_set1_ps(top), least = _mm512_set1_ps(NEGLIGIBLE);
     __m512d total = _mm512_setzero_pd();
@@ -205,8 +178,8 @@ Rank crossing(const std::vector<Rank>& ranks, float temperature, float top, doub
 }
 
 // The same over all tokens of a flat row: by the mass of each of 65,536 ranges of logits, then within one range.
-template <class E>
-Rank crossing_of_flat(Row<E> row, float temperature, float top, double enough, std::vector<Rank>& ranks) {
+template <class Value>
+Rank crossing_of_flat(Row<Value> row, float temperature, float top, double enough, std::vector<Rank>& ranks) {
     constexpr int SHIFT = 48;
     std::vector<double> mass(1 << (64 - SHIFT));
     for (int64_t v = 0; v < row.size; v += LANES) {
@@ -229,8 +202,8 @@ Rank crossing_of_flat(Row<E> row, float temperature, float top, double enough, s
 }
 
 // The last token that top-k and top-p keep.
-template <class E>
-Rank edge_of(Row<E> row, const Sampling& sampling, float top, std::vector<Rank>& ranks) {
+template <class Value>
+Rank edge_of(Row<Value> row, const Sampling& sampling, float top, std::vector<Rank>& ranks) {
     const float temperature = sampling.temperature;
     const bool nucleus = sampling.top_p < 1.0;
     if (sampling.top_k > 0 && sampling.top_k < row.size) {
@@ -251,8 +224,8 @@ Rank edge_of(Row<E> row, const Sampling& sampling, float top, std::vector<Rank>&
 }
 
 // Calls use(id of lane 0, lanes, x = logit / temperature, logits) with the kept tokens that reach `bound()` in x.
-template <class E, class Bound, class Use>
-void each_kept(Row<E> row, float temperature, Rank edge, Bound bound, Use use) {
+template <class Value, class Bound, class Use>
+void each_kept(Row<Value> row, float temperature, Rank edge, Bound bound, Use use) {
     const f16 edge_logit = _mm512_set1_ps(logit_of(edge));
     const uint32_t edge_id = id_of(edge);
     for (int64_t v = 0; v < row.size; v += LANES) {
@@ -301,8 +274,8 @@ double gumbel(float u) { return -std::log(-std::log1p(-static_cast<double>(u)));
 
 // argmax of x + noise. The token with the highest logit goes first, so that few others need their logarithms: with
 // noise above d goes u < exp(-d), and the exponent of u alone tells which cannot be.
-template <class E>
-int64_t pick_gumbel(Row<E> row, float temperature, Rank edge, Rank top, float floor, uint64_t stream) {
+template <class Value>
+int64_t pick_gumbel(Row<Value> row, float temperature, Rank edge, Rank top, float floor, uint64_t stream) {
     uint32_t token = id_of(top);
     float first[LANES];
     _mm512_storeu_ps(first, uniforms(stream, token));
@@ -332,8 +305,8 @@ int64_t pick_gumbel(Row<E> row, float temperature, Rank edge, Rank top, float fl
 }
 
 // The first kept token, by id, whose share of the mass together with all before it exceeds u, and that interval.
-template <class E>
-int64_t pick_inverse_cdf(Row<E> row, float temperature, Rank edge, Rank top, float floor, uint64_t stream,
+template <class Value>
+int64_t pick_inverse_cdf(Row<Value> row, float temperature, Rank edge, Rank top, float floor, uint64_t stream,
                          double* interval) {
     static thread_local std::vector<double> cumulative;
     static thread_local std::vector<uint32_t> ids;
@@ -358,8 +331,8 @@ int64_t pick_inverse_cdf(Row<E> row, float temperature, Rank edge, Rank top, flo
     return ids[column];
 }
 
-template <class E>
-int64_t pick(Row<E> row, const Sampling& sampling, uint64_t stream, double* interval) {
+template <class Value>
+int64_t pick(Row<Value> row, const Sampling& sampling, uint64_t stream, double* interval) {
     static thread_local std::vector<Rank> ranks;
     const Rank top = highest(row);
     if (interval) interval[0] = 0.0, interval[1] = 1.0;
@@ -372,25 +345,25 @@ int64_t pick(Row<E> row, const Sampling& sampling, uint64_t stream, double* inte
                : pick_gumbel(row, sampling.temperature, edge, top, floor, stream);
 }
 
-template <class E, class Use>
+template <class Value, class Use>
 void each_row(const Logits& logits, Use use) {
-    const auto* values = static_cast<const typename E::Value*>(logits.values);
+    const auto* values = static_cast<const Value*>(logits.values);
 #pragma omp parallel for num_threads(logits.threads) schedule(dynamic) if (logits.rows > 1)
-    for (int64_t r = 0; r < logits.rows; ++r) use(r, Row<E>{values + r * logits.stride, logits.vocabulary});
+    for (int64_t r = 0; r < logits.rows; ++r) use(r, Row<Value>{values + r * logits.stride, logits.vocabulary});
 }
 
-template <class E>
+template <class Value>
 void pick_rows(const Logits& logits, const Sampling& sampling, const int64_t* streams, int64_t* tokens,
                double* intervals) {
-    each_row<E>(logits, [&](int64_t r, Row<E> row) {
+    each_row<Value>(logits, [&](int64_t r, Row<Value> row) {
         tokens[r] = pick(row, sampling, streams[r], intervals ? intervals + 2 * r : nullptr);
     });
 }
 
 // The k best tokens of each row with their probabilities at temperature 1.
-template <class E>
+template <class Value>
 void best_of_rows(const Logits& logits, int64_t k, int64_t* ids, float* probabilities) {
-    each_row<E>(logits, [&](int64_t r, Row<E> row) {
+    each_row<Value>(logits, [&](int64_t r, Row<Value> row) {
         static thread_local std::vector<Rank> ranks;
         first_tokens(row, k, ranks);
         const float top = logit_of(ranks[0]);
@@ -407,14 +380,14 @@ void best_of_rows(const Logits& logits, int64_t k, int64_t* ids, float* probabil
 extern "C" {
 
 void pick_float32(const Logits& l, const Sampling& s, const int64_t* streams, int64_t* tokens, double* intervals) {
-    pick_rows<Float32>(l, s, streams, tokens, intervals);
+    pick_rows<float>(l, s, streams, tokens, intervals);
 }
 
 void pick_bfloat16(const Logits& l, const Sampling& s, const int64_t* streams, int64_t* tokens, double* intervals) {
-    pick_rows<BFloat16>(l, s, streams, tokens, intervals);
+    pick_rows<uint16_t>(l, s, streams, tokens, intervals);
 }
 
-void best_float32(const Logits& l, int64_t k, int64_t* ids, float* p) { best_of_rows<Float32>(l, k, ids, p); }
+void best_float32(const Logits& l, int64_t k, int64_t* ids, float* p) { best_of_rows<float>(l, k, ids, p); }
 
-void best_bfloat16(const Logits& l, int64_t k, int64_t* ids, float* p) { best_of_rows<BFloat16>(l, k, ids, p); }
+void best_bfloat16(const Logits& l, int64_t k, int64_t* ids, float* p) { best_of_rows<uint16_t>(l, k, ids, p); }
 }

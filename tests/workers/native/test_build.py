@@ -63,10 +63,14 @@ def test_the_key_names_all_that_the_library_depends_on(tmp_path: Path, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(build, "FLAGS", (*build.FLAGS, "-g"))
         assert build._key(COMPILER, features) != key
-    changed = tmp_path / "kernels.cpp"
-    changed.write_text(build.SOURCE.read_text() + "\n")
-    monkeypatch.setattr(build, "SOURCE", changed)
-    assert build._key(COMPILER, features) != key
+    sources = build.SOURCE.parent
+    for name in ("kernels.cpp", "lanes.h"):
+        folder = tmp_path / f"other_{name}"
+        shutil.copytree(sources, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+        monkeypatch.setattr(build, "SOURCE", folder / "kernels.cpp")
+        assert build._key(COMPILER, features) == key
+        (folder / name).write_text((folder / name).read_text() + "\n")
+        assert build._key(COMPILER, features) != key
 
 
 def test_two_processes_at_once_compile_once(tmp_path: Path, fresh_cache: Path) -> None:
