@@ -201,6 +201,33 @@ class DraftModelConfig(FixedWindow):
     model: str = Field(min_length=1, description="hub id or folder of the draft model")
 
 
+class PTPConfig(Windowed):
+    """Parallel token prediction (arXiv 2512.21323): a trained adapter drafts a chain from the noise of its tokens."""
+
+    strategy: Literal["ptp"] = "ptp"
+    adapter: str = Field(min_length=1, description="folder or fsspec URL that `sevenleague train` wrote")
+    model: str | None = Field(None, description="the adapter's base, where that is a smaller model than model.id")
+    mode: Literal["auto", "serial", "one_pass"] = Field(
+        "auto",
+        description="serial: a pass that drafts, then one that verifies; one_pass: both at once, with a branch for "
+        "each likely number of accepted drafts; auto: one_pass on GPUs, serial on CPUs",
+    )
+    branches: int = Field(3, ge=1, le=64, description="most branches of a sequence in one_pass mode")
+    max_window: int = Field(8, ge=1, le=256, description="most draft rows of a sequence")
+
+    @property
+    def extra_rows(self) -> int:
+        """Auxiliary rows of a sequence. A window has one row more than drafts where its first target is emitted anyway,
+        or where the pending token runs in the drafting pass too."""
+        return (1 if self.mode == "serial" else self.branches) * (self.max_window + 1)
+
+    @model_validator(mode="after")
+    def _own_model(self) -> PTPConfig:
+        if self.model is not None and self.mode == "one_pass":
+            raise ValueError("mode must be auto or serial where model names the adapter's base, got one_pass")
+        return self
+
+
 class SuffixConfig(Windowed):
     """Suffix drafts: what followed the longest earlier match in the prompt, the own output, or finished outputs."""
 
@@ -218,9 +245,11 @@ class RecyclingConfig(Windowed):
 
 
 class AutoConfig(Windowed):
-    """The best of the model-free drafters, merged into one tree, of which as many rows run as pay for their time."""
+    """The model-free drafters, and an adapter if there is one, merged into one tree, of which rows run as far as they
+    pay for their time."""
 
     strategy: Literal["auto"] = "auto"
+    adapter: str | None = Field(None, description="an adapter of parallel token prediction that drafts too")
     lookahead_width: int = Field(
         0,
         ge=0,
@@ -230,8 +259,9 @@ class AutoConfig(Windowed):
 
     @property
     def extra_rows(self) -> int:
-        """Cells of the two-dimensional window without the pending token."""
-        return max(0, 3 * self.lookahead_width - 1)
+        """Cells of the two-dimensional window without the pending token, and rows of the adapter's windows."""
+        auxiliary = 0 if self.adapter is None else PTPConfig(adapter=self.adapter).extra_rows
+        return max(0, 3 * self.lookahead_width - 1) + auxiliary
 
 
 DecodingConfig = Annotated[
@@ -242,7 +272,8 @@ DecodingConfig = Annotated[
     | RecyclingConfig
     | AutoConfig
     | PromptLookupConfig
-    | DraftModelConfig,
+    | DraftModelConfig
+    | PTPConfig,
     Field(discriminator="strategy"),
 ]
 
@@ -307,6 +338,11 @@ class JobConfig(Section):
         if "cdf" in self.output.extras and self.sampling.coupling != "inverse_cdf":
             raise ValueError(
                 f"output.extras 'cdf' needs sampling.coupling to be inverse_cdf, got {self.sampling.coupling}"
+            )
+        adapter = self.decoding.adapter if isinstance(self.decoding, PTPConfig | AutoConfig) else None
+        if adapter is not None and self.sampling.coupling != "inverse_cdf":
+            raise ValueError(
+                f"decoding.adapter needs sampling.coupling to be inverse_cdf, got {self.sampling.coupling}"
             )
         if "topk" in self.output.extras and self.sampling.logprobs == 0:
             raise ValueError("output.extras 'topk' needs sampling.logprobs to be at least 1, got 0")

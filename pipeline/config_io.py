@@ -1,5 +1,7 @@
 """Job files in and out: YAML and overrides -> JobConfig, with every mistake told in one plain sentence.
 
+Training files (`train_config`) are read by the same functions, which take the outermost section as `root`.
+
 The sentences name the dotted key, the rule and the value: ``sampling.top_p must be in (0, 1], got 1.7``. They are built
 from the constraints that the fields of `config` declare, so a new field needs no text here.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import difflib
 import typing
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import annotated_types
 import yaml
@@ -19,6 +21,8 @@ from pydantic_core import ErrorDetails
 from pipeline import storage
 from pipeline.config import JobConfig
 from pipeline.errors import ConfigError, SevenLeagueError
+
+Root = TypeVar("Root", bound=BaseModel)
 
 _SHORTHANDS = {"model": "id", "input": "path", "output": "path", "decoding": "strategy"}
 _KINDS = {
@@ -35,17 +39,7 @@ _KINDS = {
 
 def load_job(path: str, overrides: Sequence[str] = ()) -> JobConfig:
     """The job of a YAML file (any fsspec path). Raises ConfigError; see `parse_job` for overrides."""
-    try:
-        text = storage.read_bytes(path).decode()
-    except (OSError, ValueError, SevenLeagueError) as error:
-        raise ConfigError(f"the job file must be a readable text file, got {path!r}: {_reason(error)}") from error
-    try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"the job file must be valid YAML, got {path!r}: {' '.join(str(error).split())}") from error
-    if not isinstance(data, Mapping):
-        raise ConfigError(f"the job file must be a mapping of keys, got {_kind(data)} in {path!r}")
-    return parse_job(data, overrides)
+    return parse_job(read_mapping(path, "job file"), overrides)
 
 
 def parse_job(data: Mapping[str, Any], overrides: Sequence[str] = ()) -> JobConfig:
@@ -55,12 +49,33 @@ def parse_job(data: Mapping[str, Any], overrides: Sequence[str] = ()) -> JobConf
     """
     merged = _copied(data)
     _switch_strategy(merged, overrides)
+    return parse_section(JobConfig, merged, overrides)
+
+
+def read_mapping(path: str, what: str) -> Mapping[str, Any]:
+    """The plain data of a YAML file (any fsspec path), which a mistake calls `what`. Raises ConfigError."""
+    try:
+        text = storage.read_bytes(path).decode()
+    except (OSError, ValueError, SevenLeagueError) as error:
+        raise ConfigError(f"the {what} must be a readable text file, got {path!r}: {_reason(error)}") from error
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the {what} must be valid YAML, got {path!r}: {' '.join(str(error).split())}") from error
+    if not isinstance(data, Mapping):
+        raise ConfigError(f"the {what} must be a mapping of keys, got {_kind(data)} in {path!r}")
+    return data
+
+
+def parse_section(root: type[Root], data: Mapping[str, Any], overrides: Sequence[str] = ()) -> Root:
+    """Plain data with its overrides as the section `root`, which the keys of a mistake begin at. Raises ConfigError."""
+    merged = _copied(data)
     for override in overrides:
         _apply(merged, override)
     try:
-        return JobConfig.model_validate(merged)
+        return root.model_validate(merged)
     except ValidationError as error:
-        raise ConfigError(_sentence(error.errors(include_url=False)[0])) from error
+        raise ConfigError(_sentence(root, error.errors(include_url=False)[0])) from error
 
 
 def dump_job(config: JobConfig) -> str:
@@ -99,13 +114,13 @@ def _switch_strategy(data: dict[str, Any], overrides: Sequence[str]) -> None:
         data["decoding"] = {}
 
 
-def _sentence(error: ErrorDetails) -> str:
+def _sentence(root: type[BaseModel], error: ErrorDetails) -> str:
     """One sentence for one pydantic error."""
     kind, value, context = error["type"], error["input"], error.get("ctx", {})
-    section, names, annotation = _locate(error["loc"])
+    section, names, annotation = _locate(root, error["loc"])
     key = ".".join(names)
     if kind == "extra_forbidden":
-        return _unknown_key(section, names)
+        return _unknown_key(root, section, names)
     if kind == "missing":
         return f"{key} must be given"
     if kind == "value_error":
@@ -124,11 +139,11 @@ def _sentence(error: ErrorDetails) -> str:
     return f"{key} must be {_KINDS.get(kind.split('_')[0], 'valid')}, got {value!r}"
 
 
-def _locate(loc: tuple[int | str, ...]) -> tuple[type[BaseModel], list[str], Any]:
+def _locate(root: type[BaseModel], loc: tuple[int | str, ...]) -> tuple[type[BaseModel], list[str], Any]:
     """The section an error is in, its dotted key, and the key's type. The tag of the union is no part of the key."""
-    section: type[BaseModel] = JobConfig
+    section: type[BaseModel] = root
     names: list[str] = []
-    annotation: Any = JobConfig
+    annotation: Any = root
     for item in loc:
         models = dict(_models(annotation))
         if isinstance(item, int):
@@ -158,14 +173,14 @@ def _strategies() -> str:
     return ", ".join(tag for tag, _ in _models(JobConfig.model_fields["decoding"].annotation))
 
 
-def _unknown_key(section: type[BaseModel], names: list[str]) -> str:
+def _unknown_key(root: type[BaseModel], section: type[BaseModel], names: list[str]) -> str:
     """Suggest the nearest key of the same section, else the same or nearest name anywhere."""
     parent, wrong = names[:-1], names[-1]
     near = difflib.get_close_matches(wrong, section.model_fields, n=1)
     if near:
         suggestion = ".".join([*parent, near[0]])
     else:
-        by_name = {key.rsplit(".", 1)[-1]: key for key in _all_keys(JobConfig, "")}
+        by_name = {key.rsplit(".", 1)[-1]: key for key in _all_keys(root, "")}
         far = difflib.get_close_matches(wrong, by_name, n=1)
         suggestion = by_name[far[0]] if far else ""
     known = f"did you mean {suggestion!r}?" if suggestion else f"known keys: {', '.join(section.model_fields)}"

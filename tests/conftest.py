@@ -132,3 +132,44 @@ def _make_model(name: str, folder: Path, tokenizer_dir: Path) -> Path:
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(scope="session")
+def adapter_dir(tiny_model_dir: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`adapter_dir("llama", head="c", ..)` is the folder of an adapter on a tiny model, made once.
+
+    With `spread` 0 it was never trained and does not see the noise: slot 0 draws from the base's own distribution, so
+    with head c, where it takes the last token's place, it is always right. Else its weights lie far from the base's.
+    """
+    made: dict[tuple[str, float, str], Path] = {}
+
+    def folder_of(family: str, spread: float = 0.0, **settings: Any) -> Path:
+        key = (family, spread, repr(sorted(settings.items())))
+        if key not in made:
+            made[key] = tmp_path_factory.mktemp("adapter")
+            _make_adapter(str(tiny_model_dir(family)), made[key], spread, settings)
+        return made[key]
+
+    return folder_of
+
+
+def _make_adapter(base: str, folder: Path, spread: float, settings: dict[str, Any]) -> None:
+    import torch
+
+    from pipeline.adapter_config import AdapterConfig
+    from pipeline.config import ModelConfig
+    from workers.model_loading import load_model
+    from workers.ptp.adapter import base_shape, new_adapter
+
+    loaded = load_model(ModelConfig(id=base, dtype="float32"))
+    shape = {"base": base, "base_revision": loaded.revision, "base_shape": base_shape(loaded.model)}
+    low_rank = {"rank": 5, "scale": 0.7} if settings.get("variant", "lora") == "lora" else {}
+    config = AdapterConfig.model_validate({**shape, "slots": 6, **low_rank, **settings})
+    adapter = new_adapter(loaded.model, config, seed=3)
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in adapter.embedding.parameters():
+            parameter.mul_(spread)
+        for parameter in adapter.gated.trainable_parameters():
+            parameter.add_(spread * torch.randn(parameter.shape, generator=generator))
+    adapter.save(str(folder))

@@ -30,6 +30,7 @@ from pipeline.config import (
     LookaheadConfig,
     ModelConfig,
     PromptLookupConfig,
+    PTPConfig,
     RecyclingConfig,
     SamplingConfig,
     SuffixConfig,
@@ -57,8 +58,14 @@ STRATEGIES: dict[str, DecodingConfig] = {
     "prompt-lookup": PromptLookupConfig(),
     "draft-other": DraftModelConfig(model="mistral"),
     "draft-self": DraftModelConfig(model="self"),
+    "ptp-serial": PTPConfig(adapter="c-context_token-full", mode="serial"),
+    "ptp-serial-plain": PTPConfig(adapter="o-plain-lora", mode="serial"),
+    "ptp-one-pass": PTPConfig(adapter="o-context_token-lora", mode="one_pass"),
+    "ptp-one-pass-plain": PTPConfig(adapter="c-plain-full", mode="one_pass", branches=2),
+    "ptp-small": PTPConfig(adapter="c-context_token-lora", model="mistral"),
+    "auto-ptp": AutoConfig(adapter="c-context_token-lora"),
 }
-"""Draft models are named by family; `self` is the target's own."""
+"""Draft models are named by family, adapters by head, slot zero and variant; `self` is the target's own."""
 SAMPLINGS = {
     "greedy": SamplingConfig(temperature=0.0, max_tokens=24),
     "nucleus": SamplingConfig(temperature=0.7, top_p=0.95, max_tokens=24, seed=3),
@@ -67,11 +74,18 @@ SAMPLINGS = {
 BATCHES = ["alone", "mixed", "n=3"]
 
 
+def sampled_for(strategy: str, sampling: str) -> SamplingConfig:
+    """Adapters need inverse-CDF coupling."""
+    coupling = "inverse_cdf" if "ptp" in strategy else "gumbel"
+    return SAMPLINGS[sampling].model_copy(update={"coupling": coupling})
+
+
 class Bench:
     """Models and reference outputs, each made once per session."""
 
-    def __init__(self, folder_of: Callable[[str], Path]) -> None:
+    def __init__(self, folder_of: Callable[[str], Path], adapter_of: Callable[..., Path]) -> None:
         self.folder_of = folder_of
+        self.adapter_of = adapter_of
 
     @functools.cache  # noqa: B019 (one instance, lives as long as the session)
     def model(self, family: str, dtype: str = "float64") -> LoadedModel:
@@ -88,10 +102,18 @@ class Bench:
 
     def decoding(self, strategy: str, family: str) -> DecodingConfig:
         config = STRATEGIES[strategy]
+        other = "qwen2" if family == "qwen2_native" else "mistral"  # whose tokenizer has as many tokens
         if isinstance(config, DraftModelConfig):
-            other = "qwen2" if family == "qwen2_native" else config.model  # its tokenizer has more tokens
             name = family if config.model == "self" else other
             return DraftModelConfig(model=str(self.folder_of(name)), window=config.window)
+        if isinstance(config, PTPConfig | AutoConfig) and config.adapter is not None:
+            small = isinstance(config, PTPConfig) and config.model is not None
+            head, slot_zero, variant = config.adapter.split("-")
+            base = other if small else family
+            changed = {"adapter": str(self.adapter_of(base, head=head, slot_zero=slot_zero, variant=variant))}
+            if small:
+                changed["model"] = str(self.folder_of(other))
+            return config.model_copy(update=changed)
         return config
 
     @functools.cache  # noqa: B019
@@ -102,8 +124,8 @@ class Bench:
 
 
 @pytest.fixture(scope="session")
-def bench(tiny_model_dir: Callable[[str], Path]) -> Bench:
-    return Bench(tiny_model_dir)
+def bench(tiny_model_dir: Callable[[str], Path], adapter_dir: Callable[..., Path]) -> Bench:
+    return Bench(tiny_model_dir, adapter_dir)
 
 
 def some_requests(sampling: SamplingConfig, count: int = 7) -> list[Request]:
@@ -153,7 +175,7 @@ def check(
 def test_every_strategy_gives_the_tokens_of_plain_decoding(
     bench: Bench, family: str, strategy: str, sampling: str, batch: str
 ) -> None:
-    params = SAMPLINGS[sampling]
+    params = sampled_for(strategy, sampling)
     limits = {
         "alone": EngineConfig(max_sequences=1),
         "mixed": EngineConfig(max_sequences=3, max_tokens_per_step=70),
@@ -182,7 +204,7 @@ def kernels() -> None:
 def test_compiled_kernels_are_exact_in_bfloat16(bench: Bench, family: str, strategy: str, sampling: str) -> None:
     """Arrivals and departures change the batch from step to step, prompts come in chunks, drafts as trees."""
     limits = EngineConfig(max_sequences=3, max_tokens_per_step=70, compile="on")
-    requests = some_requests(SAMPLINGS[sampling])
+    requests = some_requests(sampled_for(strategy, sampling))
     engine = Engine(bench.model(family, "bfloat16"), limits, bench.decoding(strategy, family))
     check(bench, family, requests, run_with_arrivals(engine, requests), "bfloat16")
 
@@ -190,12 +212,14 @@ def test_compiled_kernels_are_exact_in_bfloat16(bench: Bench, family: str, strat
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("compile", ["on", "off"])
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("strategy", ["autoregressive", "recycling", "auto", "auto-lookahead", "draft-other"])
+@pytest.mark.parametrize(
+    "strategy", ["autoregressive", "recycling", "auto", "auto-lookahead", "draft-other", "ptp-serial", "ptp-one-pass"]
+)
 def test_float32_with_and_without_compiled_kernels(
     bench: Bench, strategy: str, sampling: str, compile: Literal["on", "off"]
 ) -> None:
     limits = EngineConfig(max_sequences=4, compile=compile)
-    requests = some_requests(SAMPLINGS[sampling])
+    requests = some_requests(sampled_for(strategy, sampling))
     for family in NATIVE_FAMILIES:
         engine = Engine(bench.model(family, "float32"), limits, bench.decoding(strategy, family))
         check(bench, family, requests, run_with_arrivals(engine, requests), "float32")

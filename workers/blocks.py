@@ -1,6 +1,6 @@
 """What one sequence contributes to a step: the rows of its block, their positions and who sees whom.
 
-Shape legend: R rows of a block.
+Shape legend: R rows of a block, E hidden.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from workers.drafters.base import Draft, ExtraRows
 from workers.kv_cache import Slot
@@ -20,6 +21,9 @@ class Block:
 
     Rows are written to columns start, start + 1, ..; row r has position `positions[r]` and sees the columns before
     `start` and the rows that `mask_RR[r]` names (None: causal). Logits are wanted after the rows in `sampled`.
+
+    A block of auxiliary rows (parallel token prediction) has `inputs_RE` in place of tokens, and sees only the first
+    `seen` columns beside its own rows. It comes after all other blocks, and its keys and values are not kept.
     """
 
     slot: Slot
@@ -28,10 +32,17 @@ class Block:
     positions: tuple[int, ...]
     mask_RR: npt.NDArray[np.bool_] | None
     sampled: tuple[int, ...]
+    inputs_RE: Tensor | None = None
+    seen: int | None = None
 
     @property
     def num_rows(self) -> int:
-        return len(self.tokens)
+        return len(self.positions)
+
+    @property
+    def columns_seen(self) -> int:
+        """Columns that all rows see, beside those of the block."""
+        return self.start if self.seen is None else self.seen
 
 
 def prompt_block(slot: Slot, start: int, tokens: tuple[int, ...], *, sampled: bool) -> Block:
@@ -51,6 +62,13 @@ def decode_block(slot: Slot, start: int, pending: int, draft: Draft, extra: Extr
         positions += tuple(start + offset for offset in extra.offsets)
     mask_RR = block_mask(draft, extra) if len(tokens) > 1 else None
     return Block(slot, start, tokens, positions, mask_RR, sampled)
+
+
+def slot_block(slot: Slot, start: int, seen: int, position: int, inputs_RE: Tensor, sampled: tuple[int, ...]) -> Block:
+    """Auxiliary rows of one window at positions `position`, `position` + 1, .. that see each other causally."""
+    rows = len(inputs_RE)
+    mask_RR = np.tri(rows, dtype=np.bool_)
+    return Block(slot, start, (), tuple(range(position, position + rows)), mask_RR, sampled, inputs_RE, seen)
 
 
 def block_mask(draft: Draft, extra: ExtraRows | None) -> npt.NDArray[np.bool_]:

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import math
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -49,21 +51,23 @@ class CostModel:
     """Predicts the forward of a step. Worked example, entries 1: 10 ms, 8: 12 ms, 16: 20 ms: 12 rows take 16 ms."""
 
     def __init__(self, calibration: Calibration, *, stepwise: bool = False) -> None:
-        self._rows = np.array(calibration.rows, dtype=np.float64)
-        self._measured = np.log(np.maximum.accumulate(np.array(calibration.seconds)))
+        self._rows = calibration.rows
+        self._measured = [math.log(seconds) for seconds in accumulate(calibration.seconds, max)]
         self._per_column = calibration.per_column
         self._per_unsampled = calibration.per_unsampled
         self._stepwise = stepwise
         self._log_scale = 0.0
-        self._table = np.exp(self._measured)
+        self._table = [math.exp(entry) for entry in self._measured]
 
     def seconds(self, rows: int, sampled: int, columns: float) -> float:
-        return float(self.curve(rows, 0, sampled, columns, 0.0)[0])
+        """The first point of `curve`, without arrays: every step asks for it, also those without drafts."""
+        seconds = max(self._at(rows) - self._per_unsampled * (rows - sampled), self._table[0] * 0.5)
+        return (seconds + self._per_column * columns) * math.exp(self._log_scale)
 
     def curve(self, rows: int, most: int, sampled: int, columns: float, columns_per_row: float) -> Floats:
         """Seconds `[most + 1]` with 0, 1, .. further sampled rows, each of which sees `columns_per_row` columns."""
         added = np.arange(most + 1)
-        seconds = self._interpolate(rows + added) - self._per_unsampled * (rows - sampled)
+        seconds = np.array([self._at(rows + more) for more in range(most + 1)]) - self._per_unsampled * (rows - sampled)
         seconds = np.maximum(seconds, self._table[0] * 0.5) + self._per_column * (columns + columns_per_row * added)
         return np.asarray(seconds * math.exp(self._log_scale))
 
@@ -72,22 +76,27 @@ class CostModel:
         error = math.log(seconds / self.seconds(rows, sampled, columns))
         error = min(max(error, -_MOST), _MOST)
         self._log_scale += _RATE * error
-        right = int(np.searchsorted(self._rows, rows))
+        right = bisect_left(self._rows, rows)
         for entry in {max(0, right - 1), min(right, len(self._rows) - 1)}:
             near = max(0.0, 1.0 - abs(rows - self._rows[entry]) / max(rows, self._rows[entry]))
             self._measured[entry] += _RATE * near * error
-        self._table = np.exp(np.maximum.accumulate(self._measured))
+        self._table = [math.exp(entry) for entry in accumulate(self._measured, max)]
 
-    def _interpolate(self, rows: npt.NDArray[np.int64]) -> Floats:
+    def _at(self, rows: int) -> float:
+        """The table at `rows`; beyond the last entry its last slope goes on."""
+        known, table = self._rows, self._table
+        right = bisect_left(known, rows)
+        if right == 0:
+            return table[0]
+        if right == len(known):
+            if len(known) == 1:
+                return table[0]
+            slope = (table[-1] - table[-2]) / (known[-1] - known[-2])
+            return table[-1] + slope * (rows - known[-1])
         if self._stepwise:
-            above = np.minimum(np.searchsorted(self._rows, rows), len(self._rows) - 1)
-            inside = self._table[above]
-        else:
-            inside = np.interp(rows, self._rows, self._table)
-        if len(self._rows) == 1:
-            return inside
-        slope = (self._table[-1] - self._table[-2]) / (self._rows[-1] - self._rows[-2])
-        return np.asarray(inside + slope * np.maximum(0, rows - self._rows[-1]))
+            return table[right]
+        part = (rows - known[right - 1]) / (known[right] - known[right - 1])
+        return table[right - 1] + part * (table[right] - table[right - 1])
 
 
 _calibrations: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], Calibration]] = WeakKeyDictionary()

@@ -1,6 +1,6 @@
 """The step loop of one model replica: schedule -> draft -> forward -> pick -> verify -> commit -> observe.
 
-Shape legend: S sampled rows of a step, V vocabulary.
+Shape legend: S sampled rows of a step, A those of auxiliary branches, V vocabulary.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from pipeline.errors import RowError
 from pipeline.records import AcceptanceStats
 from workers.blocks import decode_block, prompt_block
 from workers.drafters.base import EMPTY_PROPOSAL, Proposal
+from workers.drafters.build import adapter_of
 from workers.kv_cache import KVCache, Move, budget_bytes, commit_move
 from workers.model_loading import LoadedModel
 from workers.model_runner import ModelRunner
+from workers.planned_block import PlannedBlock, branch_blocks
 from workers.sampling import Picks
 from workers.scheduler import Schedule, Scheduler
 from workers.sequence import Request, SampleResult, Sequence
 from workers.speculation import build_speculation
-from workers.step_sampling import PlannedBlock, pick_rows, record_extras, top_candidates
+from workers.step_sampling import pick_rows, record_extras, top_candidates
 from workers.verification import accepted_path
 
 __all__ = ["Engine", "Request", "SampleResult"]
@@ -48,7 +50,7 @@ class Engine:
         self.loaded = model
         self.max_context = min(model.max_context, engine.max_context or model.max_context)
         self.extras = extras
-        self.runner = ModelRunner(model.model, engine.compile)
+        self.runner = ModelRunner(model.model, engine.compile, adapter_of(decoding, model))
         self._compiled = engine.compile != "off"
         self.speculation = build_speculation(decoding, model, engine, self.runner, self.max_context)
         draft_rows = decoding.max_window + decoding.extra_rows if isinstance(decoding, Windowed) else 0
@@ -124,7 +126,9 @@ class Engine:
         if not plan:
             return []
         forward_began = time.perf_counter()
-        logits_SV = self.runner.forward([item.block for item in plan])
+        branches = [block for item in plan for block in branch_blocks(item)]
+        logits_SV = self.runner.forward([item.block for item in plan] + branches)
+        logits_SV, logits_AV = logits_SV.tensor_split([sum(len(item.block.sampled) for item in plan)])
         for item in plan:
             if item.proposal is None:
                 item.block.slot.used += item.block.num_rows
@@ -134,6 +138,9 @@ class Engine:
         forward_s = time.perf_counter() - forward_began
         before = [len(sequence.tokens) for sequence in schedule.decoding]
         results = [] if picks is None else self._emit(sampled, picks, picked, logits_SV)
+        if branches and self.speculation is not None:
+            accepted = [len(s.tokens) - n - 1 for s, n in zip(schedule.decoding, before, strict=True)]
+            self.speculation.read_branches(plan[-len(accepted) :], accepted, logits_AV)
         if self.speculation is not None:
             emitted = sum(len(s.tokens) - n for s, n in zip(schedule.decoding, before, strict=True))
             self.speculation.measured(len(picked), emitted, forward_s, time.perf_counter() - began)

@@ -1,11 +1,13 @@
 """Packed forward of an unmodified transformers model: blocks of rows in, logits of the sampled rows out.
 
-Shape legend: T rows of the step, R rows of a block (padded), B blocks, C columns, S sampled rows, V vocabulary.
+Shape legend: T rows of the step, E hidden, R rows of a block (padded), B blocks, C columns, S sampled rows,
+V vocabulary.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from typing import Literal
 from weakref import WeakKeyDictionary
 
@@ -19,9 +21,11 @@ from pipeline.errors import ConfigError
 from workers.attention import ATTENTION_NAME, AttentionProbe, BlockGroup, StepLayout
 from workers.blocks import Block
 from workers.kv_cache import KVCache, KVShape, Slab
+from workers.native.adapter import NativeAdapter
 from workers.native.build import NativeUnavailable
 from workers.native.decoder import NativeDecoder
 from workers.packing import pack_linears
+from workers.ptp.adapter import Adapter
 from workers.varlen_steps import VarlenSteps
 
 logger = logging.getLogger(__name__)
@@ -48,10 +52,22 @@ def plan_layout(blocks: list[Block], device: torch.device) -> StepLayout:
         row_index = None if len(by_slab) == 1 else torch.from_numpy(rows).to(device)
         writes.append((slab, row_index, torch.from_numpy(columns).to(device)))
         batched = [i for i in members if blocks[i].num_rows <= MAX_BATCHED_ROWS]
-        if batched:
-            groups.append(_group([blocks[i] for i in batched], [int(first_rows[i]) for i in batched], device))
-        groups += [_group([blocks[i]], [int(first_rows[i])], device) for i in members if i not in batched]
+        for together in (*_apart(blocks, batched), *([i] for i in members if i not in batched)):
+            groups.append(_group([blocks[i] for i in together], [int(first_rows[i]) for i in together], device))
     return StepLayout(writes, groups)
+
+
+def _apart(blocks: list[Block], members: list[int]) -> list[list[int]]:
+    """Members in groups that hold no two blocks of one slot: auxiliary blocks are not their slot's only one."""
+    groups: list[list[int]] = []
+    seen: Counter[tuple[int, int]] = Counter()
+    for i in members:
+        place = (blocks[i].slot.capacity, blocks[i].slot.index)
+        if seen[place] == len(groups):
+            groups.append([])
+        groups[seen[place]].append(i)
+        seen[place] += 1
+    return groups
 
 
 def _flat_columns(block: Block) -> npt.NDArray[np.int64]:
@@ -75,7 +91,7 @@ def _group(blocks: list[Block], first_rows: list[int], device: torch.device) -> 
         row_BR[b, :rows] = np.arange(first_row, first_row + rows)
         valid_BR[b, :rows] = True
         mask_RR = np.tri(rows, dtype=np.bool_) if block.mask_RR is None else block.mask_RR
-        visible_BRC[b, :rows, :start] = True
+        visible_BRC[b, :rows, : block.columns_seen] = True
         visible_BRC[b, :rows, start : start + rows] = mask_RR
         key_position_C = np.concatenate([np.arange(start), np.array(block.positions)])
         distance_BRC[b, :rows, : start + rows] = np.array(block.positions)[:, None] - key_position_C
@@ -94,16 +110,24 @@ class ModelRunner:
     through their own modules, with packed linear layers where that is known to help.
     """
 
-    def __init__(self, model: PreTrainedModel, compile: Literal["auto", "off", "on"] = "auto") -> None:
+    def __init__(
+        self, model: PreTrainedModel, compile: Literal["auto", "off", "on"] = "auto", adapter: Adapter | None = None
+    ) -> None:
+        """With an `adapter`, made for this model, blocks of auxiliary rows can be run."""
         self.model = model
+        self.adapter = adapter
         self.device = model.device
         model.set_attn_implementation(ATTENTION_NAME)
         probe = self._probe()
         one = next(iter(probe.layers.values()))
         self.kv_shape = KVShape(len(probe.layers), one.kv_heads, one.key_size, model.dtype, self.device)
         self.native = None if compile == "off" or self.device.type != "cpu" else self._native(probe, compile)
-        if compile != "off" and self.native is None:
+        self._native_adapter: NativeAdapter | None = None
+        if self.native is None and compile != "off":
             pack_linears(model)
+        if self.native is not None and adapter is not None:
+            state, scale = adapter.gated.state(), adapter.config.scale
+            self._native_adapter = NativeAdapter(self.native, model, state, scale)
         on_cuda = self.device.type == "cuda"
         self.varlen = VarlenSteps.of(model, probe, self.kv_shape, compile) if on_cuda else None
 
@@ -162,9 +186,11 @@ class ModelRunner:
     @torch.inference_mode()
     def forward(self, blocks: list[Block]) -> Tensor:
         """Logits `[S, V]` after the sampled rows of all blocks, in order; keys and values of all rows are stored."""
-        if self.varlen is not None:
+        if self.native is not None:
+            return self.native.forward(blocks, None if self._native_adapter is None else self._native_adapter.fields)
+        if self.varlen is not None and all(block.inputs_RE is None for block in blocks):
             return self.varlen.forward(blocks)
-        return self._forward_modules(blocks) if self.native is None else self.native.forward(blocks)
+        return self._forward_modules(blocks)
 
     @property
     def bucket_edges(self) -> tuple[int, ...]:
@@ -177,8 +203,9 @@ class ModelRunner:
         positions = torch.tensor([[p for block in blocks for p in block.positions]], device=self.device)
         first_rows = np.cumsum([0, *(block.num_rows for block in blocks)])
         sampled = [int(first) + row for first, block in zip(first_rows, blocks, strict=False) for row in block.sampled]
-        output = self.model(
-            input_ids=tokens,
+        model, rows = self._rows(tokens, [block.inputs_RE for block in blocks if block.inputs_RE is not None])
+        output = model(
+            **rows,
             position_ids=positions,
             use_cache=False,
             logits_to_keep=torch.tensor(sampled, dtype=torch.int64, device=self.device),
@@ -186,3 +213,14 @@ class ModelRunner:
         )
         logits: Tensor = output.logits[0]
         return logits
+
+    def _rows(self, tokens_1T: Tensor, auxiliary: list[Tensor]) -> tuple[PreTrainedModel, dict[str, Tensor]]:
+        """The module tree that runs such rows, and what it is called with."""
+        if not auxiliary:
+            return self.model, {"input_ids": tokens_1T}
+        assert self.adapter is not None, "auxiliary rows need an adapter"
+        gated = self.adapter.gated
+        gated.first = tokens_1T.shape[1]
+        ordinary_1TE = gated.embed(tokens_1T.long())
+        inputs_1TE = torch.cat([part.to(ordinary_1TE) for part in auxiliary])[None]
+        return gated.tree, {"inputs_embeds": torch.cat([ordinary_1TE, inputs_1TE], dim=1)}

@@ -148,14 +148,22 @@ def _pick_gumbel(adapted: Adapted, stream_R: Tensor) -> Picks:
     return Picks(adapted.token_ids((logp_RK + gumbels(stream_R, ids_RK)).argmax(-1)))
 
 
-def _pick_inverse_cdf(adapted: Adapted, stream_R: Tensor) -> Picks:
-    """min{j : F_j > u} in vocabulary order, F a float64 sum (arXiv 2512.21323): the coupling that PTP needs."""
+def cumulative(adapted: Adapted) -> Tensor:
+    """F `[R, K]` of inverse-CDF coupling: float64 sums in vocabulary order, exactly 1 from the last kept token on.
+
+    Column j is picked by noise in [F_(j-1), F_j), column 0 by noise in [0, F_0).
+    """
     probs_RK = adapted.logp_RK.double().exp()
     cdf_RK = probs_RK.cumsum(-1)
     cdf_RK = cdf_RK / cdf_RK[:, -1:]
     column_K = torch.arange(cdf_RK.shape[1], device=cdf_RK.device)
     last_kept_R1 = torch.where(probs_RK > 0, column_K, 0).amax(-1, keepdim=True)
-    cdf_RK = cdf_RK.masked_fill(column_K >= last_kept_R1, 1.0)
+    return cdf_RK.masked_fill(column_K >= last_kept_R1, 1.0)
+
+
+def _pick_inverse_cdf(adapted: Adapted, stream_R: Tensor) -> Picks:
+    """min{j : F_j > u} in vocabulary order, F a float64 sum (arXiv 2512.21323): the coupling that PTP needs."""
+    cdf_RK = cumulative(adapted)
     column_R1 = torch.searchsorted(cdf_RK, uniforms(stream_R)[:, None], right=True)
     high_R1 = cdf_RK.gather(1, column_R1)
     low_R1 = torch.where(column_R1 > 0, cdf_RK.gather(1, (column_R1 - 1).clamp(min=0)), 0.0)

@@ -112,7 +112,6 @@ class Sequence:
     max_length: int
     noise: NoiseKey
     submitted_at: float
-    slot: Slot | None = None
     started: bool = False
     stats: StatsCounter = field(default_factory=StatsCounter)
     extras: TokenExtras = field(default_factory=TokenExtras)
@@ -138,6 +137,15 @@ class Sequence:
     @property
     def tokens(self) -> list[int]:
         return self.context.tokens
+
+    @property
+    def slot(self) -> Slot | None:
+        """Where keys and values are kept; None while the sample waits."""
+        return self.context.slot
+
+    @slot.setter
+    def slot(self, slot: Slot | None) -> None:
+        self.context.slot = slot
 
     @property
     def num_cached(self) -> int:

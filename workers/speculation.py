@@ -1,19 +1,26 @@
-"""The guessing half of an engine: drafter and window policy, and what each step tells them."""
+"""The guessing half of an engine: drafter and window policy, and what each step tells them.
+
+Shape legend: A sampled rows of branches, V vocabulary.
+"""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import replace
+from typing import cast
+
+from torch import Tensor
 
 from pipeline.config import DecodingConfig, EngineConfig, Windowed
-from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, Drafter, ExtraRows, Proposal, StepOutcome
+from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, BranchingDrafter, Drafter, Proposal, StepOutcome
 from workers.drafters.build import build_drafter
 from workers.model_loading import LoadedModel
 from workers.model_runner import ModelRunner
+from workers.planned_block import PlannedBlock
 from workers.scheduler import Schedule, Scheduler
 from workers.sequence import Sequence
-from workers.step_sampling import Candidates, PlannedBlock
+from workers.step_sampling import Candidates
 from workers.window_policy import StepLoad, StepMeasure, StepRoom, WindowPolicy, Windows, token_values
 from workers.windows import build_policy
 
@@ -57,7 +64,7 @@ class Speculation:
                 remaining = [scheduler.expected_remaining(sequence) for sequence in decoding]
                 self._load = replace(self._load, values=token_values(remaining))
             proposals = self._policy.select(self._proposed(decoding, windows), self._load)
-        self._draft_rows = sum(len(p.draft) + (0 if p.extra is None else len(p.extra)) for p in proposals)
+        self._draft_rows = sum(len(p.draft) + p.extra_rows for p in proposals)
         self._seconds = time.perf_counter() - began
         return proposals
 
@@ -86,6 +93,25 @@ class Speculation:
         self._policy.observe(context.key, draft, len(path) - 1)
         self._seconds += time.perf_counter() - began
 
+    def read_branches(self, items: Seq[PlannedBlock], accepted: Seq[int], logits_AV: Tensor) -> None:
+        """Hand to the drafter each sequence's branch that fits what was accepted. `logits_AV` are those of all branches
+        of `items`, in order."""
+        began = time.perf_counter()
+        contexts, parts, first = [], [], 0
+        for item, depth in zip(items, accepted, strict=True):
+            assert item.proposal is not None
+            tokens = item.sequence.tokens
+            along_chain = tuple(tokens[len(tokens) - 1 - depth : -1]) == item.proposal.draft.tokens[:depth]
+            for branch in item.proposal.branches:
+                end = first + len(branch) - 1
+                if branch.depth == depth and along_chain and item.sequence.finish_reason is None:
+                    contexts.append(item.sequence.context)
+                    parts.append(logits_AV[first:end])
+                first = end
+        if contexts:
+            cast(BranchingDrafter, self._drafter).read_branches(contexts, parts)
+        self._seconds += time.perf_counter() - began
+
     def measured(self, sampled_rows: int, emitted: int, forward_s: float, total_s: float) -> None:
         """The step ended; `emitted` counts the tokens of the decoding sequences."""
         self.last_step = StepMeasure(
@@ -108,22 +134,27 @@ class Speculation:
         for sequence, rows, depth, proposal in zip(decoding, most, depths, proposals, strict=True):
             assert len(proposal.draft) <= rows, (self._drafter.name, len(proposal.draft), rows)
             draft = proposal.draft.up_to_depth(depth) if len(proposal.draft) else EMPTY_DRAFT
-            cut.append(Proposal(draft, self._within_context(sequence, proposal), proposal.extra_yield))
+            cut.append(self._within_context(sequence, proposal.bought(draft, extra=True)))
         return cut
 
-    def _within_context(self, sequence: Sequence, proposal: Proposal) -> ExtraRows | None:
-        """Extra rows, unless one lies beyond the context: there some models change the frequencies of the step."""
+    def _within_context(self, sequence: Sequence, proposal: Proposal) -> Proposal:
+        """Without extra rows or branches that lie beyond the context: there some models change the frequencies of the
+        step."""
+        if not proposal.extra_rows:
+            return proposal
+        room = self._max_context - sequence.num_cached
         extra = proposal.extra
-        if extra is not None and sequence.num_cached + max(extra.offsets, default=0) >= self._max_context:
-            return None
-        return extra
+        if extra is not None and max(extra.offsets, default=0) >= room:
+            extra = None
+        branches = tuple(branch for branch in proposal.branches if branch.depth + len(branch) <= room)
+        return replace(proposal, extra=extra, branches=branches)
 
 
 def build_speculation(
     config: DecodingConfig, target: LoadedModel, engine: EngineConfig, runner: ModelRunner, max_context: int
 ) -> Speculation | None:
     """None for plain decoding. Raises ConfigError when the strategy needs a draft model that does not fit."""
-    drafter = build_drafter(config, target, engine)
+    drafter = build_drafter(config, target, engine, runner)
     if drafter is None:
         return None
     assert isinstance(config, Windowed)

@@ -6,7 +6,6 @@ Shape legend: S sampled rows of a step, E rows whose picks were emitted, V vocab
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,29 +13,14 @@ import torch
 from torch import Tensor
 
 from pipeline.config import SamplingConfig
-from workers.blocks import Block
-from workers.drafters.base import Proposal
 from workers.native import sampling as native
+from workers.planned_block import PlannedBlock
 from workers.randomness import streams
 from workers.sampling import Picks, RowHistory, penalize, pick, widened
 from workers.sequence import Sequence
 
 Candidates = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 """Ids and probabilities `[S, K]` of the model's best tokens after each row, best first."""
-
-
-@dataclass(frozen=True, slots=True)
-class PlannedBlock:
-    """A sequence's part of the step. `proposal` is None for a prompt chunk that ends before the pending token."""
-
-    sequence: Sequence
-    block: Block
-    proposal: Proposal | None
-
-    @property
-    def tree_rows(self) -> int:
-        """Sampled rows that may emit: the pending token and the draft nodes (rows beyond only guess)."""
-        return 0 if self.proposal is None else 1 + len(self.proposal.draft)
 
 
 def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor, *, compiled: bool = True) -> Picks:

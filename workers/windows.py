@@ -31,7 +31,8 @@ from workers.window_policy import StepLoad, StepMeasure, StepRoom, WindowPolicy,
 
 _RATE = 0.05
 _CHEAP = 1.2
-_LEARN_EVERY = 8
+_LEARN_SHARE = 0.004
+"""Of the time of steps without drafts, what the drafter may take of them to learn."""
 _SAFETY = 0.5  # of the last threshold: candidates that score less were not worth a row, and need not be proposed
 
 
@@ -43,8 +44,9 @@ class GoodputController:
         self._cost = cost
         self._latch = Latch(self._rows_are_cheap)
         self._overhead_s = {True: 0.0, False: 0.0}  # beside the forward, with drafting on and off
-        self._steps = 0
         self._drafting = True
+        self._learning = True
+        self._learn_debt_s = 0.0  # what the last learning step took beyond the share; the steps after it pay it back
         self._threshold = 0.0
 
     def windows(self, load: StepLoad) -> Windows:
@@ -54,11 +56,10 @@ class GoodputController:
         switched off.
         """
         sequences = len(load.keys)
-        self._steps += 1
         self._drafting = self._latch.drafting(sequences)
         if not self._drafting:
-            learning = self._latch.warming_up(sequences) or self._steps % _LEARN_EVERY == 0
-            return Windows([0] * sequences, learning=learning)
+            self._learning = self._latch.warming_up(sequences) or self._learn_debt_s <= 0.0
+            return Windows([0] * sequences, learning=self._learning)
         most = min(load.room.free_rows, self._config.max_draft_rows)
         if not sequences or most <= 0:
             return Windows([0] * sequences)
@@ -84,10 +85,7 @@ class GoodputController:
         self._threshold += 0.2 * (rate * (seconds[best + 1] - seconds[best]) - self._threshold)
         drafts = _kept(proposals, owners, order[:best])
         buys_extra = self._extra_pays(proposals, load, best, rate)
-        return [
-            Proposal(draft, p.extra if buys_extra else None, p.extra_yield)
-            for draft, p in zip(drafts, proposals, strict=True)
-        ]
+        return [p.bought(draft, extra=buys_extra) for draft, p in zip(drafts, proposals, strict=True)]
 
     def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
         pass
@@ -96,6 +94,9 @@ class GoodputController:
         load = step.load
         columns = _columns(load) + step.draft_rows * _mean_columns(load)
         self._cost.observe(step.rows, step.sampled_rows, columns, step.forward_s)
+        if not self._drafting:
+            spent_s = step.draft_s if self._learning else self._learn_debt_s
+            self._learn_debt_s = spent_s - _LEARN_SHARE * step.total_s
         overhead_s = self._overhead_s[self._drafting]
         self._overhead_s[self._drafting] += _RATE * (step.total_s - step.forward_s - overhead_s)
         sequences = len(load.keys)
@@ -121,12 +122,12 @@ class GoodputController:
         return self._seconds(replace(load, room=StepRoom(len(load.keys), load.room.free_rows)), most)
 
     def _extra_pays(self, proposals: Sequence[Proposal], load: StepLoad, bought: int, rate: float) -> bool:
-        """Rows of two-dimensional windows are bought as one item, by what they were measured to yield."""
-        extra = sum(len(p.extra) for p in proposals if p.extra is not None)
+        """Rows of two-dimensional windows and branches are bought as one item, by what they were measured to yield."""
+        extra = sum(p.extra_rows for p in proposals)
         if not extra or bought + extra > min(load.room.free_rows, self._config.max_draft_rows):
             return False
         seconds = self._seconds(load, bought + extra)
-        extra_yield = sum(p.extra_yield for p in proposals if p.extra is not None)
+        extra_yield = sum(p.extra_yield for p in proposals)
         return bool(extra_yield > rate * (seconds[bought + extra] - seconds[bought]))
 
 

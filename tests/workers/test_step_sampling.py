@@ -13,10 +13,11 @@ from pipeline.config import SamplingConfig
 from workers.blocks import decode_block
 from workers.drafters.base import Draft, Proposal
 from workers.kv_cache import Slab, Slot
+from workers.planned_block import PlannedBlock
 from workers.randomness import streams
 from workers.sampling import RowHistory, penalize, pick, widened
 from workers.sequence import Request, Sequence
-from workers.step_sampling import PlannedBlock, _histories, pick_rows, record_extras, top_candidates
+from workers.step_sampling import _histories, pick_rows, record_extras, top_candidates
 
 VOCABULARY = 500
 TREE = Draft((7, 8, 9), (-1, 0, 0), (0.5, 0.4, 0.1), ("x", "x", "x"))

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from pipeline.config import SamplingConfig
+from workers.kv_cache import Slot
 from workers.randomness import NoiseKey
 
 GREEDY = SamplingConfig(temperature=0.0)
@@ -26,6 +29,7 @@ class DraftContext:
 
     `key` is unique among all samples that an engine ever runs; `group` is shared by the samples of one prompt. `tokens`
     is prompt + output, so `tokens[-1]` is the pending token. `sampling` and `noise` say how its tokens are picked.
+    `slot` is where the target keeps keys and values of all tokens but the pending one (None while the sample waits).
     """
 
     key: int
@@ -34,6 +38,7 @@ class DraftContext:
     prompt_length: int
     sampling: SamplingConfig = GREEDY
     noise: NoiseKey = (0, 0)
+    slot: Slot | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,16 +146,55 @@ class StepOutcome:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """Auxiliary rows that draft for the next step while this step's draft is verified (parallel token prediction).
+
+    They are laid out as if exactly the first `depth` nodes of the draft, a chain, will be accepted. Row i has the input
+    `inputs_RE[i]` and position (position of the pending token) + depth + i; it sees the committed tokens, the pending
+    token and the chain up to its last `hidden` tokens, and the rows before it. Logits of rows 1.. are wanted back: what
+    row 0 predicts is emitted by this very step.
+    """
+
+    depth: int
+    inputs_RE: Tensor
+    hidden: int
+
+    def __len__(self) -> int:
+        return len(self.inputs_RE)
+
+
+@dataclass(frozen=True, slots=True)
 class Proposal:
     """What a drafter wants in the next step of one sequence.
 
-    `extra_yield` is the measured number of further accepted tokens per step that running the `extra` rows brings; by it
-    they are bought or not.
+    `extra_yield` is the measured number of further accepted tokens per step that running the `extra` rows and the
+    `branches` brings; by it they are bought or not.
     """
 
     draft: Draft = EMPTY_DRAFT
     extra: ExtraRows | None = None
     extra_yield: float = 0.0
+    branches: tuple[Branch, ...] = ()
+
+    @property
+    def extra_rows(self) -> int:
+        """Rows beside the draft."""
+        return (0 if self.extra is None else len(self.extra)) + sum(map(len, self.branches))
+
+    def bought(self, draft: Draft, *, extra: bool) -> Proposal:
+        """The same with that part of the draft, and with or without the other rows. A branch needs its chain."""
+        if not extra:
+            return Proposal(draft, extra_yield=self.extra_yield)
+        chain = _common_chain(self.draft, draft) if self.branches else 0
+        branches = tuple(branch for branch in self.branches if branch.depth <= chain)
+        return Proposal(draft, self.extra, self.extra_yield, branches)
+
+
+def _common_chain(one: Draft, other: Draft) -> int:
+    """How many of the first nodes of both drafts are the same chain."""
+    pairs = zip(one.tokens, one.parents, other.tokens, other.parents, strict=False)
+    same = (a == b and pa == pb == i - 1 for i, (a, pa, b, pb) in enumerate(pairs))
+    return sum(1 for _ in takewhile(bool, same))
 
 
 EMPTY_PROPOSAL = Proposal()
@@ -183,6 +227,15 @@ class Drafter(Protocol):
     def observe(self, context: DraftContext, outcome: StepOutcome) -> None: ...
 
     def finish(self, context: DraftContext) -> None: ...
+
+
+class BranchingDrafter(Drafter, Protocol):
+    """A drafter that proposes branches."""
+
+    def read_branches(self, contexts: Sequence[DraftContext], logits: Sequence[Tensor]) -> None:
+        """Logits `[R - 1, V]` of that branch of each context that turned out to fit: exactly its `depth` nodes were
+        accepted. Comes after `observe`."""
+        ...
 
 
 @dataclass(slots=True)

@@ -13,24 +13,41 @@ from pipeline.config import (
     JacobiConfig,
     LookaheadConfig,
     PromptLookupConfig,
+    PTPConfig,
     RecyclingConfig,
     SuffixConfig,
 )
 from workers.drafters.auto import AutoDrafter
 from workers.drafters.base import Drafter
+from workers.drafters.draft_cache import DraftCache
 from workers.drafters.draft_model import DraftModelDrafter, load_draft_model
 from workers.drafters.jacobi import JacobiDrafter
 from workers.drafters.lookahead import LookaheadDrafter
+from workers.drafters.merged import MergedDrafter
 from workers.drafters.prompt_lookup import PromptLookupDrafter
+from workers.drafters.ptp import PTPDrafter
 from workers.drafters.recycling import RecyclingDrafter
 from workers.drafters.suffix import SuffixDrafter
 from workers.model_loading import LoadedModel
+from workers.model_runner import ModelRunner
+from workers.ptp.adapter import Adapter, load_adapter
 
 
-def build_drafter(config: DecodingConfig, target: LoadedModel, engine: EngineConfig) -> Drafter | None:
-    """The drafter of a decoding strategy for one engine; None for plain decoding.
+def adapter_of(config: DecodingConfig, target: LoadedModel) -> Adapter | None:
+    """The adapter on the target itself that a strategy names. Raises ConfigError when it was made for another model."""
+    if isinstance(config, AutoConfig) and config.adapter is not None:
+        return load_adapter(config.adapter, target)
+    if isinstance(config, PTPConfig) and config.model is None:
+        return load_adapter(config.adapter, target)
+    return None
 
-    Raises ConfigError when the strategy needs a draft model that does not fit `target`.
+
+def build_drafter(
+    config: DecodingConfig, target: LoadedModel, engine: EngineConfig, runner: ModelRunner
+) -> Drafter | None:
+    """The drafter of a decoding strategy for one engine, whose target `runner` runs; None for plain decoding.
+
+    Raises ConfigError when the strategy needs a draft model or an adapter that does not fit `target`.
     """
     match config:
         case AutoregressiveConfig():
@@ -47,7 +64,24 @@ def build_drafter(config: DecodingConfig, target: LoadedModel, engine: EngineCon
             return SuffixDrafter(config.max_match, config.use_finished)
         case RecyclingConfig():
             return RecyclingDrafter(config.top_k, config.context)
+        case PTPConfig():
+            return _ptp(config, target, engine, runner)
         case AutoConfig():
-            return AutoDrafter(config.lookahead_width)
+            drafter = AutoDrafter(config.lookahead_width)
+            if config.adapter is None:
+                return drafter
+            return MergedDrafter(_ptp(PTPConfig(adapter=config.adapter), target, engine, runner), drafter)
         case _:
             assert_never(config)
+
+
+def _ptp(config: PTPConfig, target: LoadedModel, engine: EngineConfig, runner: ModelRunner) -> PTPDrafter:
+    if config.model is not None:
+        draft = load_draft_model(config.model, target)
+        adapter = load_adapter(config.adapter, draft)
+        own_runner = ModelRunner(draft.model, "off" if engine.compile == "off" else "auto", adapter)
+        cache = DraftCache(draft, own_runner, engine)
+        return PTPDrafter(adapter, own_runner, draft.max_context, own_cache=cache)
+    assert runner.adapter is not None
+    one_pass = config.mode == "one_pass" or (config.mode == "auto" and runner.device.type == "cuda")
+    return PTPDrafter(runner.adapter, runner, target.max_context, branches=config.branches if one_pass else 0)

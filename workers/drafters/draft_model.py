@@ -8,26 +8,24 @@ Shape legend: C contexts, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import mul
 
-import torch
 from torch import Tensor
 
 from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
 from pipeline.errors import ConfigError
 from workers.blocks import Block, prompt_block
 from workers.drafters.base import EMPTY_PROPOSAL, Draft, DraftContext, Proposal, StepOutcome
+from workers.drafters.draft_cache import DraftCache
 from workers.drafters.growth import Buckets, Claim
-from workers.kv_cache import KVCache, Slot, budget_bytes
+from workers.kv_cache import Slot
 from workers.model_loading import LoadedModel, load_model
 from workers.model_runner import ModelRunner
 from workers.randomness import streams
 from workers.sampling import pick, widened
-
-_MEMORY_SHARE = 0.1  # of what the target's keys and values may take
 
 
 @dataclass(slots=True)
@@ -64,11 +62,7 @@ class DraftModelDrafter:
 
     def __init__(self, draft: LoadedModel, engine: EngineConfig) -> None:
         self._runner = ModelRunner(draft.model, "off" if engine.compile == "off" else "auto")
-        self._max_context = draft.max_context
-        self._vocabulary = draft.model.config.get_text_config().vocab_size
-        self._max_rows = engine.max_tokens_per_step
-        budget = int(_MEMORY_SHARE * budget_bytes(engine, self._runner.device))
-        self._cache = KVCache(self._runner.kv_shape, budget, engine.max_sequences)
+        self._cache = DraftCache(draft, self._runner, engine)
         self._samples: dict[int, _Sample] = {}
         self._buckets = Buckets(self.name)
 
@@ -85,7 +79,7 @@ class DraftModelDrafter:
             for context, sample, rows in zip(contexts, samples, max_rows, strict=True)
             if sample is not None
         ]
-        logits = self._catch_up([(context, sample) for context, sample, _ in growing])
+        logits = self._cache.read([(sample.slot, context.tokens) for context, sample, _ in growing])
         while growing:
             self._extend([(context, sample) for context, sample, _ in growing], logits)
             growing = [item for item in growing if len(item[1].chain) < item[2] and item[1].score >= min_score]
@@ -103,26 +97,16 @@ class DraftModelDrafter:
                 break
 
     def finish(self, context: DraftContext) -> None:
-        sample = self._samples.pop(context.key, None)
-        if sample is not None:
-            self._cache.free(sample.slot)
+        self._samples.pop(context.key, None)
+        self._cache.free(context.key)
 
     def _sample(self, context: DraftContext, rows: int) -> _Sample | None:
         """The sample with room for a chain of `rows`, its cache cut to what agrees with the committed tokens."""
-        columns = len(context.tokens) + rows
-        if columns > self._max_context:
+        slot = self._cache.slot(context.key, len(context.tokens) + rows)
+        if slot is None:
             return None
-        sample = self._samples.get(context.key)
-        if sample is None or sample.slot.capacity < columns:
-            slot = self._cache.allocate(columns)
-            if slot is None:
-                return None
-            if sample is None:
-                sample = self._samples[context.key] = _Sample(slot)
-            else:
-                self._cache.copy(sample.slot, slot, sample.slot.used)
-                self._cache.free(sample.slot)
-                sample.slot = slot
+        sample = self._samples.setdefault(context.key, _Sample(slot))
+        sample.slot = slot
         emitted = context.tokens[sample.committed :]
         cached = [token for token, _, _ in sample.chain[:-1]]
         agreeing = next((i for i, (a, b) in enumerate(zip(cached, emitted, strict=False)) if a != b), len(emitted))
@@ -130,26 +114,6 @@ class DraftModelDrafter:
         sample.slot.used = sample.committed + min(agreeing, len(cached), len(emitted) - 1)
         sample.committed, sample.chain, sample.score = len(context.tokens), [], 1.0
         return sample
-
-    def _catch_up(self, items: Sequence[tuple[DraftContext, _Sample]]) -> Tensor:
-        """Read the committed tokens that are not cached, in forwards of bounded size; logits `[C, V]` after each."""
-        logits: list[Tensor] = []
-        batch: list[Block] = []
-        for block in self._unread(items):
-            if batch and sum(b.num_rows for b in batch) + block.num_rows > self._max_rows:
-                logits.append(self._runner.forward(batch))
-                batch = []
-            batch.append(block)
-        return torch.cat([*logits, self._runner.forward(batch)]) if batch else torch.empty(0)
-
-    def _unread(self, items: Sequence[tuple[DraftContext, _Sample]]) -> Iterator[Block]:
-        for context, sample in items:
-            slot, end = sample.slot, len(context.tokens)
-            while slot.used < end:
-                start, stop = slot.used, min(end, slot.used + self._max_rows)
-                tokens = tuple(min(token, self._vocabulary - 1) for token in context.tokens[start:stop])
-                slot.used = stop
-                yield prompt_block(slot, start, tokens, sampled=stop == end)
 
     def _next_block(self, sample: _Sample) -> Block:
         """The last token of the chain."""

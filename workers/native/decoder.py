@@ -12,7 +12,7 @@ P positions.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from itertools import chain
 from typing import Any
@@ -36,29 +36,36 @@ POSITIONS_AT_ONCE = 1024
 ROW_ARRAYS = ("key_base", "layer_stride", "value_stride", "column", "contiguous", "position")
 
 
-class _Layer(Structure):
+class PatchFields(Structure):
+    _fields_ = [("down", c_void_p), ("up", c_void_p), ("rank", c_int64)]
+
+
+class LayerFields(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("input_norm", "qkv", "qkv_bias", "query_norm", "key_norm")),
         *((name, c_void_p) for name in ("output", "post_norm", "gate_up", "down")),
+        *((f"{name}_patch", PatchFields) for name in ("qkv", "output", "gate_up", "down")),
         ("sliding_window", c_int64),
     ]
 
 
-class _Model(Structure):
+class ModelFields(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("layers", "hidden", "heads", "kv_heads", "head_size", "intermediate")),
         ("vocabulary", c_int64),
         ("eps", c_float),
         ("scale", c_float),
-        ("layer", POINTER(_Layer)),
+        ("layer", POINTER(LayerFields)),
+        ("adapted", POINTER(LayerFields)),
         ("final_norm", c_void_p),
+        ("adapted_norm", c_void_p),
         ("head", c_void_p),
     ]
 
 
 class _Step(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("rows", "num_sampled", "threads")),
+        *((name, c_int64) for name in ("rows", "first_auxiliary", "num_sampled", "threads")),
         *((name, c_void_p) for name in (*ROW_ARRAYS, "seen_begin", "seen", "sampled", "rotary")),
     ]
 
@@ -69,16 +76,18 @@ class NativeDecoder:
     def __init__(self, model: PreTrainedModel, probe: AttentionProbe) -> None:
         found = read_structure(model, probe)
         self._forward = _entry(model.dtype)
-        self._tensors: list[Tensor] = []  # what the structures below point into
+        self._weights = PackedWeights(model.dtype)
         self.dtype = model.dtype
         self.vocabulary: int = found.head.weight.shape[0]
         self._embedding_VE: Tensor = found.embedding.weight
         self._rotary = found.rotary
         self._table_P2D = torch.empty(0, 2, found.head_size)
-        self._layers = (_Layer * len(found.layers))(
-            *(self._layer(layer, probe.layers[i].sliding_window) for i, layer in enumerate(found.layers))
-        )
-        self._model = _Model(
+        self.layers = found.layers
+        self.final_norm = found.norm
+        fields = [
+            self._weights.layer(layer, probe.layers[i].sliding_window, {}) for i, layer in enumerate(found.layers)
+        ]
+        self.fields = ModelFields(
             layers=len(found.layers),
             hidden=found.hidden,
             heads=found.heads,
@@ -88,9 +97,9 @@ class NativeDecoder:
             vocabulary=-(-self.vocabulary // LANES) * LANES,
             eps=found.eps,
             scale=found.scale,
-            layer=self._layers,
-            final_norm=self._keep(found.norm.weight),
-            head=self._pack(found.head.weight),
+            layer=(LayerFields * len(fields))(*fields),
+            final_norm=self._weights.keep(found.norm.weight),
+            head=self._weights.pack(found.head.weight),
         )
 
     @classmethod
@@ -105,24 +114,32 @@ class NativeDecoder:
         """Free the packed weights of a model that is not to be served by them."""
         _decoders.pop(model, None)
 
-    def forward(self, blocks: Sequence[Block]) -> Tensor:
+    def forward(self, blocks: Sequence[Block], adapted: ModelFields | None = None) -> Tensor:
         """Logits `[S, V]` after the sampled rows of all blocks, in order; keys and values of all rows are stored.
 
-        A row's logits do not depend on the other rows, bit for bit.
+        A row's logits do not depend on the other rows, bit for bit. Blocks of auxiliary rows come last; they need the
+        fields of a model with an adapter (`NativeAdapter.fields`).
         """
-        ids_T = np.fromiter(chain.from_iterable(block.tokens for block in blocks), np.int64)
+        ordinary = [block for block in blocks if block.inputs_RE is None]
+        ids_T = np.fromiter(chain.from_iterable(block.tokens for block in ordinary), np.int64)
         hidden_TE = F.embedding(torch.from_numpy(ids_T), self._embedding_VE)
-        arrays = step_arrays(blocks)
+        inputs = [block.inputs_RE.to(self.dtype) for block in blocks if block.inputs_RE is not None]
+        if inputs:
+            assert adapted is not None, "auxiliary rows need an adapter"
+            hidden_TE = torch.cat([hidden_TE, *inputs])
+        arrays = step_arrays([*ordinary, *(block for block in blocks if block.inputs_RE is not None)])
         table_P2D = self._rotary_table(int(arrays["position"].max()) + 1)
-        logits_SV = torch.empty(len(arrays["sampled"]), self._model.vocabulary, dtype=self.dtype)
+        logits_SV = torch.empty(len(arrays["sampled"]), self.fields.vocabulary, dtype=self.dtype)
         step = _Step(
-            rows=len(ids_T),
+            rows=len(hidden_TE),
+            first_auxiliary=len(ids_T),
             num_sampled=len(arrays["sampled"]),
             threads=torch.get_num_threads(),
             rotary=table_P2D.data_ptr(),
             **{name: array.ctypes.data for name, array in arrays.items()},
         )
-        self._forward(ctypes.byref(self._model), ctypes.byref(step), hidden_TE.data_ptr(), logits_SV.data_ptr())
+        fields = self.fields if adapted is None else adapted
+        self._forward(ctypes.byref(fields), ctypes.byref(step), hidden_TE.data_ptr(), logits_SV.data_ptr())
         return logits_SV[:, : self.vocabulary]
 
     def _rotary_table(self, positions: int) -> Tensor:
@@ -135,29 +152,42 @@ class NativeDecoder:
         self._table_P2D = table_P2D
         return table_P2D
 
-    def _layer(self, layer: Any, sliding_window: int | None) -> _Layer:
+
+class PackedWeights:
+    """Owns what the structures point into."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+        self._tensors: list[Tensor] = []
+
+    def keep(self, tensor: Tensor) -> int:
+        self._tensors.append(tensor.detach().to(self._dtype).contiguous())
+        return self._tensors[-1].data_ptr()
+
+    def pack(self, weight_NM: Tensor) -> int:
+        return self.keep(packed(weight_NM.detach().to(self._dtype)))
+
+    def layer(self, layer: Any, sliding_window: int | None, copies: Mapping[Tensor, Tensor]) -> LayerFields:
+        """One layer's weights; `copies` take the place of the parameters that they are keyed by."""
+
+        def own(parameter: Tensor) -> Tensor:
+            return copies.get(parameter, parameter)
+
         attention, mlp = layer.self_attn, layer.mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-        biases = [p.bias for p in projections if p.bias is not None]
-        return _Layer(
-            input_norm=self._keep(layer.input_layernorm.weight),
-            qkv=self._pack(torch.cat([p.weight for p in projections])),
-            qkv_bias=self._keep(torch.cat(biases)) if biases else None,
-            query_norm=self._keep(attention.q_norm.weight) if hasattr(attention, "q_norm") else None,
-            key_norm=self._keep(attention.k_norm.weight) if hasattr(attention, "k_norm") else None,
-            output=self._pack(attention.o_proj.weight),
-            post_norm=self._keep(layer.post_attention_layernorm.weight),
-            gate_up=self._pack(torch.cat([mlp.gate_proj.weight, mlp.up_proj.weight])),
-            down=self._pack(mlp.down_proj.weight),
+        biases = [own(p.bias) for p in projections if p.bias is not None]
+        return LayerFields(
+            input_norm=self.keep(own(layer.input_layernorm.weight)),
+            qkv=self.pack(torch.cat([own(p.weight) for p in projections])),
+            qkv_bias=self.keep(torch.cat(biases)) if biases else None,
+            query_norm=self.keep(own(attention.q_norm.weight)) if hasattr(attention, "q_norm") else None,
+            key_norm=self.keep(own(attention.k_norm.weight)) if hasattr(attention, "k_norm") else None,
+            output=self.pack(own(attention.o_proj.weight)),
+            post_norm=self.keep(own(layer.post_attention_layernorm.weight)),
+            gate_up=self.pack(torch.cat([own(mlp.gate_proj.weight), own(mlp.up_proj.weight)])),
+            down=self.pack(own(mlp.down_proj.weight)),
             sliding_window=sliding_window or 0,
         )
-
-    def _pack(self, weight_NM: Tensor) -> int:
-        return self._keep(packed(weight_NM))
-
-    def _keep(self, tensor: Tensor) -> int:
-        self._tensors.append(tensor.detach().contiguous())
-        return self._tensors[-1].data_ptr()
 
 
 _decoders: WeakKeyDictionary[PreTrainedModel, NativeDecoder] = WeakKeyDictionary()
@@ -169,7 +199,7 @@ def _entry(dtype: torch.dtype) -> Any:
     entry = getattr(load_kernels(), name, None)
     if entry is None:
         raise NativeUnavailable(f"the C++ compiler is too old for {dtype} kernels on this CPU")
-    entry.argtypes, entry.restype = [POINTER(_Model), POINTER(_Step), c_void_p, c_void_p], None
+    entry.argtypes, entry.restype = [POINTER(ModelFields), POINTER(_Step), c_void_p, c_void_p], None
     return entry
 
 
@@ -197,7 +227,8 @@ def step_arrays(blocks: Sequence[Block]) -> dict[str, npt.NDArray[np.int64]]:
         kv = block.slot.slab.kv_L2SCKD
         layer_stride, value_stride, slot_stride = kv.stride()[:3]
         key_base = kv.data_ptr() + block.slot.index * slot_stride * kv.element_size()
-        per_block.append((key_base, layer_stride, value_stride, block.start, first_row, block.mask_RR is None))
+        place = (key_base, layer_stride, value_stride, block.start)
+        per_block.append((*place, block.columns_seen, first_row, block.mask_RR is None))
         if block.mask_RR is not None:
             viewer, seen_row = block.mask_RR.nonzero()
             viewers.append(viewer + first_row)
@@ -205,7 +236,7 @@ def step_arrays(blocks: Sequence[Block]) -> dict[str, npt.NDArray[np.int64]]:
         sampled += [first_row + row for row in block.sampled]
         first_row += block.num_rows
     per_row = np.repeat(np.array(per_block, np.int64), [block.num_rows for block in blocks], axis=0)
-    key_base_T, layer_stride_T, value_stride_T, start_T, first_row_T, causal_T = np.ascontiguousarray(per_row.T)
+    key_base_T, layer_stride_T, value_stride_T, start_T, seen_T, first_row_T, causal_T = np.ascontiguousarray(per_row.T)
     column_T = np.arange(first_row) - first_row_T + start_T
     seen_begin = np.zeros(first_row + 1, np.int64)
     np.cumsum(np.bincount(np.concatenate(viewers), minlength=first_row), out=seen_begin[1:])
@@ -214,7 +245,7 @@ def step_arrays(blocks: Sequence[Block]) -> dict[str, npt.NDArray[np.int64]]:
         "layer_stride": layer_stride_T,
         "value_stride": value_stride_T,
         "column": column_T,
-        "contiguous": np.where(causal_T, column_T + 1, start_T),
+        "contiguous": np.where(causal_T, column_T + 1, seen_T),
         "position": np.fromiter(chain.from_iterable(block.positions for block in blocks), np.int64, first_row),
         "seen_begin": seen_begin,
         "seen": np.concatenate(seen),

@@ -51,8 +51,8 @@ void rotate(const typename E::Value* x, const float* cos, const float* sin, int 
 }
 
 template <class E>
-void add(typename E::Value* x, const typename E::Value* delta, int size) {
-    for (int i = 0; i < size; i += LANES) E::store(x + i, _mm512_add_ps(E::load(x + i), E::load(delta + i)));
+void add(typename E::Value* x, const typename E::Value* delta, int64_t size) {
+    for (int64_t i = 0; i < size; i += LANES) E::store(x + i, _mm512_add_ps(E::load(x + i), E::load(delta + i)));
 }
 
 // silu(gate) * up, one row of [gate | up]
@@ -73,23 +73,31 @@ void gated(const typename E::Value* gate_up, int size, typename E::Value* y) {
 
 extern "C" {
 
+// What is added to a linear layer: up (down x), with `rank` values between (0: nothing is).
+struct Patch {
+    const void *down, *up;
+    int64_t rank;
+};
+
 struct Layer {
     const void *input_norm, *qkv, *qkv_bias, *query_norm, *key_norm, *output, *post_norm, *gate_up, *down;
+    Patch qkv_patch, output_patch, gate_up_patch, down_patch;
     int64_t sliding_window;  // 0: none
 };
 
+// `adapted` layers and norm run the auxiliary rows of parallel token prediction; null where there is no adapter.
 struct Model {
     int64_t layers, hidden, heads, kv_heads, head_size, intermediate, vocabulary;
     float eps, scale;
-    const Layer* layer;
-    const void *final_norm, *head;
+    const Layer *layer, *adapted;
+    const void *final_norm, *adapted_norm, *head;
 };
 
-// Row t belongs to a sequence whose keys of layer l, column c are at key_base[t] + l * layer_stride[t] + c * K * D, its
+// Rows from `first_auxiliary` on are auxiliary. Row t belongs to a sequence whose keys of layer l, column c are at key_base[t] + l * layer_stride[t] + c * K * D, its
 // values value_stride[t] further. It is stored in column[t] and sees the columns before contiguous[t] and the columns
 // of the rows seen[seen_begin[t] .. seen_begin[t + 1]), in ascending order.
 struct Step {
-    int64_t rows, num_sampled, threads;
+    int64_t rows, first_auxiliary, num_sampled, threads;
     void* const* key_base;
     const int64_t *layer_stride, *value_stride, *column, *contiguous, *position, *seen_begin, *seen, *sampled;
     const float* rotary;  // [positions, 2, D]: cosines, sines
@@ -239,6 +247,32 @@ void place(const Model& model, const Layer& layer, const Step& step, int64_t l, 
                 model.kv_heads * size * sizeof(Value));
 }
 
+// One linear layer for all rows: the auxiliary ones with the adapted weights, or with what is added to the shared ones.
+template <class E>
+struct Projection {
+    const Step& step;
+    std::vector<typename E::Value> low, added;
+
+    void operator()(const typename E::Value* x, int64_t inner, const void* w, const void* bias, const void* adapted,
+                    const void* adapted_bias, const Patch& patch, typename E::Value* y, int64_t outputs) {
+        auto weights = [](const void* p) { return static_cast<const typename E::Value*>(p); };
+        const int64_t rows = step.rows, first = step.first_auxiliary, auxiliary = rows - first;
+        const bool shared = w == adapted;
+        linear<E>(x, shared ? rows : first, inner, weights(w), weights(bias), y, outputs, step.threads);
+        if (auxiliary == 0) return;
+        const auto* its_x = x + first * inner;
+        auto* its_y = y + first * outputs;
+        if (!shared)
+            linear<E>(its_x, auxiliary, inner, weights(adapted), weights(adapted_bias), its_y, outputs, step.threads);
+        if (patch.rank == 0) return;
+        low.resize(auxiliary * patch.rank);
+        added.resize(auxiliary * outputs);
+        linear<E>(its_x, auxiliary, inner, weights(patch.down), nullptr, low.data(), patch.rank, step.threads);
+        linear<E>(low.data(), auxiliary, patch.rank, weights(patch.up), nullptr, added.data(), outputs, step.threads);
+        add<E>(its_y, added.data(), auxiliary * outputs);
+    }
+};
+
 template <class E>
 void forward(const Model& model, const Step& step, typename E::Value* hidden, typename E::Value* logits) {
     using Value = typename E::Value;
@@ -248,46 +282,53 @@ void forward(const Model& model, const Step& step, typename E::Value* hidden, ty
     auto weights = [](const void* p) { return static_cast<const Value*>(p); };
     std::vector<Value> normed(std::max(rows, step.num_sampled) * width), qkv(rows * qkv_width),
         attended(rows * query_width), gate_up(rows * 2 * I), inner(rows * I), delta(rows * width);
+    Projection<E> project{step, {}, {}};
     const int few = rows < 4 ? 1 : threads;  // waking a thread costs more than a few rows of these
 
     for (int64_t l = 0; l < model.layers; ++l) {
-        const Layer& layer = model.layer[l];
+        const Layer& base = model.layer[l];
+        const Layer& adapted = model.adapted ? model.adapted[l] : base;
+        auto of_row = [&](int64_t t) -> const Layer& { return t < step.first_auxiliary ? base : adapted; };
 #pragma omp parallel for num_threads(few) schedule(static)
         for (int64_t t = 0; t < rows; ++t) {
             if (l > 0) add<E>(hidden + t * width, delta.data() + t * width, width);
-            rms_norm<E>(hidden + t * width, weights(layer.input_norm), width, model.eps, normed.data() + t * width);
+            rms_norm<E>(hidden + t * width, weights(of_row(t).input_norm), width, model.eps, normed.data() + t * width);
         }
-        linear<E>(normed.data(), rows, width, weights(layer.qkv), weights(layer.qkv_bias), qkv.data(), qkv_width, threads);
+        project(normed.data(), width, base.qkv, base.qkv_bias, adapted.qkv, adapted.qkv_bias, adapted.qkv_patch,
+                qkv.data(), qkv_width);
 #pragma omp parallel num_threads(threads)
         {
 #pragma omp for schedule(static)
-            for (int64_t t = 0; t < rows; ++t) place<E>(model, layer, step, l, t, qkv.data() + t * qkv_width);
+            for (int64_t t = 0; t < rows; ++t) place<E>(model, of_row(t), step, l, t, qkv.data() + t * qkv_width);
             // Few rows: one task per key/value head. Many: one per row, which reads its keys in one stream.
             const int64_t split = rows < 2 * threads ? model.kv_heads : 1, heads = model.kv_heads / split;
 #pragma omp for schedule(dynamic, 1)
             for (int64_t i = 0; i < rows * split; ++i) {
                 const int64_t t = i / split, h = i % split * heads;
-                attend<E>(model, step, l, layer.sliding_window, t, h, h + heads, qkv.data() + t * qkv_width,
+                attend<E>(model, step, l, base.sliding_window, t, h, h + heads, qkv.data() + t * qkv_width,
                           attended.data() + t * query_width);
             }
         }
-        linear<E>(attended.data(), rows, query_width, weights(layer.output), nullptr, delta.data(), width, threads);
+        project(attended.data(), query_width, base.output, nullptr, adapted.output, nullptr, adapted.output_patch,
+                delta.data(), width);
 #pragma omp parallel for num_threads(few) schedule(static)
         for (int64_t t = 0; t < rows; ++t) {
             add<E>(hidden + t * width, delta.data() + t * width, width);
-            rms_norm<E>(hidden + t * width, weights(layer.post_norm), width, model.eps, normed.data() + t * width);
+            rms_norm<E>(hidden + t * width, weights(of_row(t).post_norm), width, model.eps, normed.data() + t * width);
         }
-        linear<E>(normed.data(), rows, width, weights(layer.gate_up), nullptr, gate_up.data(), 2 * I, threads);
+        project(normed.data(), width, base.gate_up, nullptr, adapted.gate_up, nullptr, adapted.gate_up_patch,
+                gate_up.data(), 2 * I);
 #pragma omp parallel for num_threads(few) schedule(static)
         for (int64_t t = 0; t < rows; ++t) gated<E>(gate_up.data() + t * 2 * I, I, inner.data() + t * I);
-        linear<E>(inner.data(), rows, I, weights(layer.down), nullptr, delta.data(), width, threads);
+        project(inner.data(), I, base.down, nullptr, adapted.down, nullptr, adapted.down_patch, delta.data(), width);
     }
     for (int64_t s = 0; s < step.num_sampled; ++s) {
         const int64_t t = step.sampled[s];
         Value* row = normed.data() + s * width;
         std::memcpy(row, hidden + t * width, width * sizeof(Value));
         add<E>(row, delta.data() + t * width, width);
-        rms_norm<E>(row, weights(model.final_norm), width, model.eps, row);
+        const void* norm = t < step.first_auxiliary ? model.final_norm : model.adapted_norm;
+        rms_norm<E>(row, weights(norm), width, model.eps, row);
     }
     linear<E>(normed.data(), step.num_sampled, width, weights(model.head), nullptr, logits, model.vocabulary, threads);
 }

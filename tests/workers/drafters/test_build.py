@@ -20,8 +20,9 @@ from pipeline.config import (
     SuffixConfig,
 )
 from workers.drafters.base import Drafter
-from workers.drafters.build import build_drafter
+from workers.drafters.build import adapter_of, build_drafter
 from workers.model_loading import LoadedModel, load_model
+from workers.model_runner import ModelRunner
 
 CONFIGS: list[DecodingConfig] = [
     JacobiConfig(),
@@ -51,7 +52,8 @@ def build(target: LoadedModel, tiny_model_dir: Callable[[str], Path]) -> Callabl
     def build_one(config: DecodingConfig) -> Drafter | None:
         if isinstance(config, DraftModelConfig):
             config = DraftModelConfig(model=str(tiny_model_dir(config.model)))
-        return build_drafter(config, target, EngineConfig())
+        runner = ModelRunner(target.model, adapter=adapter_of(config, target))
+        return build_drafter(config, target, EngineConfig(), runner)
 
     return build_one
 

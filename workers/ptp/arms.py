@@ -1,0 +1,296 @@
+"""From a training file to trained arms: one call trains one arm, or goes on with it, or finds it done.
+
+================================  ==============================================================
+object                            meaning
+================================  ==============================================================
+``base/``                         the base model, where the file has one trained first
+``<arm>/checkpoint.pt``           where an interrupted training goes on
+``<arm>/adapter/`` or ``model/``  what was trained
+``<arm>/result.json``             its figures; written last, so an arm with one is not trained again
+``<arm>/tensorboard/``            scalars (local outputs only)
+================================  ==============================================================
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from pipeline import storage
+from pipeline.adapter_config import AdaptConfig, AdapterConfig
+from pipeline.config import ModelConfig
+from pipeline.errors import ConfigError
+from pipeline.train_config import Arm, DataConfig, LoopConfig, PretrainConfig, TrainConfig
+from workers.model_loading import LoadedModel, load_model
+from workers.ptp.adapter import base_shape, new_adapter
+from workers.ptp.adapter_task import AdapterTask
+from workers.ptp.checkpoints import load_checkpoint, save_checkpoint
+from workers.ptp.documents import InputSource, OutputSource, Source, check_outputs, is_held_out
+from workers.ptp.exact_source import ExactSource
+from workers.ptp.exact_teachers import make_teacher
+from workers.ptp.next_token_task import NextTokenTask
+from workers.ptp.pretraining import new_llama, number_tokenizer, save_model, train_tokenizer
+from workers.ptp.sequences import PackedStream
+from workers.ptp.trainer import Hooks, Task, Trained, TrainProgress, train
+
+BASE = "base"
+"""The folder of a base that is trained first; no arm may have this name."""
+
+_HELD_OUT_SEED = 2**32
+OnProgress = Callable[[TrainProgress], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a training writes, and which processor it uses. Process `rank` 0 alone writes."""
+
+    output: str
+    device: torch.device | None = None
+    rank: int = 0
+
+    def path(self, *names: str) -> str:
+        return storage.join(self.output, *names)
+
+
+def base_model(config: TrainConfig, output: str) -> ModelConfig:
+    """The model that arms are built on; where it is trained first, its folder."""
+    return config.base.model or ModelConfig(id=storage.join(output, BASE))
+
+
+def needs_base(config: TrainConfig, output: str) -> bool:
+    """Whether the base must be trained before the arms."""
+    return config.base.pretrain is not None and not storage.exists(storage.join(output, BASE, "config.json"))
+
+
+def train_base(config: TrainConfig, place: Place, on_progress: OnProgress = lambda progress: None) -> None:
+    """Train the base that the file describes and write it to `base/`."""
+    wanted = config.base.pretrain
+    assert wanted is not None
+    shape = wanted.shape
+    tokenizer, source = _pretraining_data(config, wanted)
+    model = new_llama(shape, len(tokenizer), tokenizer.eos_token_id, wanted.training.seed).to(_device(place))
+    streams = _Streams.of(source, wanted.sequence_length, config.data, wanted.training, _ends(tokenizer.eos_token_id))
+    task = NextTokenTask(model, streams.held_out(wanted.training.eval_sequences), wanted.training.batch_size)
+    identity = json.dumps([wanted.model_dump(mode="json"), config.data.model_dump(mode="json")], sort_keys=True)
+    trained = _run(task, streams.train, wanted.training, place, BASE, identity, on_progress)
+    if place.rank == 0:
+        save_model(place.path(BASE), model, tokenizer)
+        _write_json(place.path(BASE, "pretraining.json"), {"steps": trained.steps, **trained.metrics})
+        storage.delete(place.path(BASE, "checkpoint.pt"))
+
+
+def train_arm(arm: Arm, place: Place, on_progress: OnProgress = lambda progress: None) -> dict[str, Any]:
+    """Train one arm, or go on with it; its figures in the form of `sevenleague train --json`. Raises ConfigError."""
+    identity = arm_identity(arm)
+    done = finished(arm, place.output)
+    if done is not None:
+        return done
+    config = arm.config
+    loaded = load_model(base_model(config, place.output), place.device)
+    adapt = adapt_of(config)
+    source = _source(config, loaded, adapt)
+    ends = loaded.eos_token_ids
+    streams = _Streams.of(source, config.window.sequence_length, config.data, config.training, ends)
+    held_out = streams.held_out(config.training.eval_sequences)
+    if config.training.objective == "autoregressive":
+        model = _new_like(loaded, config.training.seed)
+        task: Task = NextTokenTask(model, held_out, config.training.batch_size)
+        trained = _run(task, streams.train, config.training, place, arm.name, identity, on_progress)
+        if place.rank == 0:
+            save_model(place.path(arm.name, "model"), model, loaded.tokenizer)
+    else:
+        adapter = new_adapter(loaded.model, adapter_config(config, loaded, adapt), config.training.seed)
+        task = AdapterTask(adapter, config.window, config.training, held_out, ends)
+        trained = _run(task, streams.train, config.training, place, arm.name, identity, on_progress)
+        if place.rank == 0:
+            figures = {"steps": trained.steps, "metrics": trained.metrics}
+            adapter.save(place.path(arm.name, "adapter"), adapter.config.model_copy(update=figures))
+    result = _result(arm, trained)
+    if place.rank == 0:
+        _write_json(place.path(arm.name, "result.json"), {"identity": identity, **result})
+        storage.delete(place.path(arm.name, "checkpoint.pt"))
+    return result
+
+
+def finished(arm: Arm, output: str) -> dict[str, Any] | None:
+    """The figures of an arm that was trained before. Raises ConfigError where it was another training."""
+    path = storage.join(output, arm.name, "result.json")
+    try:
+        stored: dict[str, Any] = json.loads(storage.read_bytes(path))
+    except FileNotFoundError:
+        return None
+    if stored.pop("identity") != arm_identity(arm):
+        raise ConfigError(f"--output must be empty or hold the same training, got another arm {arm.name!r} in {path!r}")
+    return stored
+
+
+def arm_identity(arm: Arm) -> str:
+    """What decides the outcome of an arm but for rounding."""
+    return json.dumps(arm.config.model_dump(mode="json", exclude={"cluster", "arms", "seeds"}), sort_keys=True)
+
+
+def adapt_of(config: TrainConfig) -> AdaptConfig:
+    """How the noise of the data picked its tokens. Raises ConfigError where the file says otherwise than the data."""
+    if not config.data.outputs:
+        return config.adapt or AdaptConfig()
+    sampled = AdaptConfig.of(check_outputs(config.data.outputs)[0].config.sampling)
+    if config.adapt is not None and config.adapt != sampled:
+        raise ConfigError(
+            f"adapt must be left out or as data.outputs were sampled ({_shown(sampled)}), got {_shown(config.adapt)}"
+        )
+    return sampled
+
+
+def adapter_config(config: TrainConfig, loaded: LoadedModel, adapt: AdaptConfig) -> AdapterConfig:
+    choice = config.adapter
+    is_lora = choice.variant == "lora"
+    return AdapterConfig(
+        base=loaded.name,
+        base_revision=loaded.revision,
+        base_shape=base_shape(loaded.model),
+        head=choice.head,
+        embedding=choice.embedding,
+        slots=config.window.slots,
+        slot_zero=choice.slot_zero,
+        variant=choice.variant,
+        rank=choice.rank if is_lora else 0,
+        scale=choice.scale if is_lora else 1.0,
+        adapt=adapt,
+        data=described(config.data),
+        seed=config.training.seed,
+    )
+
+
+def described(data: DataConfig) -> str:
+    """What an adapter says that it was trained on."""
+    if data.exact is not None:
+        return f"exact teacher: {data.exact.model_dump_json()}"
+    paths = data.outputs if data.input is None else data.input.path
+    return ", ".join(storage.without_credentials(path) for path in paths)
+
+
+@dataclass(frozen=True, slots=True)
+class _Streams:
+    """The sequences to train on, and how to get the held-out ones, which are the same for every arm and seed."""
+
+    train: PackedStream
+    evaluation: PackedStream
+
+    @staticmethod
+    def of(source: Source, length: int, data: DataConfig, loop: LoopConfig, ends: frozenset[int]) -> _Streams:
+        share = data.held_out
+        return _Streams(
+            PackedStream(source, length, loop.seed, lambda row_id: not is_held_out(row_id, share), ends),
+            PackedStream(source, length, _HELD_OUT_SEED, lambda row_id: is_held_out(row_id, share), ends),
+        )
+
+    def held_out(self, count: int) -> Any:
+        return self.evaluation.take(count)
+
+
+def _source(config: TrainConfig, loaded: LoadedModel, adapt: AdaptConfig) -> Source:
+    data = config.data
+    if data.exact is not None:
+        teacher = make_teacher(data.exact)
+        if teacher.vocabulary != loaded.model.config.vocab_size:
+            raise ConfigError(
+                f"data.exact.vocabulary must be the base's ({loaded.model.config.vocab_size}), got {teacher.vocabulary}"
+            )
+        return ExactSource(teacher, config.window.sequence_length, adapt.sampling(), data.exact.seed)
+    if data.input is not None:
+        end = min(loaded.eos_token_ids, default=None)
+        size = loaded.model.config.vocab_size
+        return InputSource(data.input, data.ids_column, loaded.tokenizer, end, size)
+    jobs = check_outputs(data.outputs)
+    if jobs[0].revision != loaded.revision:
+        raise ConfigError(
+            f"base.model must be the model that made data.outputs (revision {jobs[0].revision}), got {loaded.name!r} "
+            f"of revision {loaded.revision}"
+        )
+    return OutputSource(jobs, loaded.tokenizer, loaded.max_context)
+
+
+def _pretraining_data(config: TrainConfig, wanted: PretrainConfig) -> tuple[Any, Source]:
+    """The tokenizer of a new base, and what it learns from."""
+    if wanted.input is not None:
+        tokenizer = train_tokenizer(wanted.input, wanted.vocabulary)
+        return tokenizer, InputSource(wanted.input, None, tokenizer, tokenizer.eos_token_id, len(tokenizer))
+    exact = config.data.exact
+    if exact is None:
+        raise ConfigError("base.pretrain.input must be given unless data is exact")
+    teacher = make_teacher(exact)
+    params = (config.adapt or AdaptConfig()).sampling()
+    return number_tokenizer(teacher.vocabulary), ExactSource(teacher, wanted.sequence_length, params, exact.seed)
+
+
+def _run(
+    task: Task,
+    stream: PackedStream,
+    config: LoopConfig,
+    place: Place,
+    name: str,
+    identity: str,
+    on_progress: OnProgress,
+) -> Trained:
+    """The loop with its checkpoints and scalars."""
+    checkpoint_path = place.path(name, "checkpoint.pt")
+    resume = load_checkpoint(checkpoint_path, identity, task.device)
+    if place.rank != 0:
+        return train(task, stream, config, resume=resume)
+    hooks = Hooks(on_progress, on_checkpoint=lambda checkpoint: save_checkpoint(checkpoint_path, checkpoint, identity))
+    if "://" in place.output:
+        return train(task, stream, config, hooks, resume)
+    from torch.utils.tensorboard import SummaryWriter
+
+    step = 0 if resume is None else resume.step
+    with SummaryWriter(place.path(name, "tensorboard"), purge_step=step) as writer:
+
+        def on_scalars(step: int, scalars: Any) -> None:
+            for key, value in scalars.items():
+                writer.add_scalar(key, value, step)
+
+        return train(task, stream, config, replace(hooks, on_scalars=on_scalars), resume)
+
+
+def _result(arm: Arm, trained: Trained) -> dict[str, Any]:
+    metrics = dict(trained.metrics)
+    names = ("loss", "correct", "accepted", "perplexity", "reference_perplexity")
+    return {
+        "name": arm.name,
+        **{name: metrics.pop(name, None) for name in names},
+        "steps": trained.steps,
+        "seconds": round(trained.seconds, 1),
+        "seed": arm.config.training.seed,
+        **metrics,
+    }
+
+
+def _new_like(loaded: LoadedModel, seed: int) -> Any:
+    """A model of the base's architecture with new weights."""
+    config = copy.deepcopy(loaded.model.config)
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, attn_implementation="sdpa")
+    return model.to(loaded.model.device)
+
+
+def _device(place: Place) -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu") if place.device is None else place.device
+
+
+def _ends(end_token_id: int | None) -> frozenset[int]:
+    return frozenset() if end_token_id is None else frozenset({end_token_id})
+
+
+def _shown(adapt: AdaptConfig) -> str:
+    return ", ".join(f"{key} {value:g}" for key, value in adapt.model_dump().items())
+
+
+def _write_json(path: str, value: Any) -> None:
+    storage.write_bytes(path, (json.dumps(value, indent=1) + "\n").encode())
