@@ -157,6 +157,29 @@ def verify(output: str, samples: int, dtype: str | None, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("config_file", metavar="CONFIG.yaml")
+@click.option("--output", required=True, metavar="DIR", help="Folder or URL for the base, the arms and checkpoints.")
+@click.option("--json", "json_file", metavar="FILE", help="Write the figures of all arms as one JSON object.")
+@click.option("--arms", metavar="A,B", default="", help="Train these arms only.")
+@click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any key of the file, as YAML.")
+def train(config_file: str, output: str, json_file: str | None, arms: str, overrides: Sequence[str]) -> None:
+    """Train adapters of Parallel Token Prediction; run it again to go on with what was interrupted.
+
+    An adapter lies in DIR/ARM/adapter and serves with `decoding: {strategy: ptp, adapter: DIR/ARM/adapter}`. Arms that
+    are trained already are not trained again.
+
+    \b
+    Examples:
+      sevenleague train configs/ptp/markov.yaml --output out/markov --json markov.json
+      sevenleague train my.yaml --output out/mine --arms o,c --set training.steps=2000 --set cluster.workers=2
+    """
+    from jobs.train import command
+
+    names = [name.strip() for name in arms.split(",") if name.strip()]
+    sys.exit(command(config_file, output, json_file, overrides, names))
+
+
+@cli.command()
 @bench_options
 def bench(**values: Any) -> None:
     """Measure decoding strategies and other systems on the same prompts: new tokens per second.

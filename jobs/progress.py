@@ -126,7 +126,7 @@ def _panel(snapshot: Snapshot) -> Group:
         ProgressBar(total=snapshot.rows_total, completed=snapshot.rows_done, width=40),
         Text.from_markup(f"{snapshot.rows_done} of {snapshot.rows_total} rows{failed}"),
         Text(f"{snapshot.shards_committed} of {snapshot.shards_total} shards"),
-        Text(f"ETA {_duration(snapshot.eta_s)}"),
+        Text(f"ETA {duration(snapshot.eta_s)}"),
     )
     speed = Text(
         f"{snapshot.tokens_per_s_last_minute:.1f} tokens/s in the last minute, {snapshot.tokens_per_s:.1f} overall, "
@@ -145,7 +145,7 @@ def _rate(amount: float, seconds: float) -> float:
     return max(amount, 0) / seconds if seconds > 0 else 0.0
 
 
-def _duration(seconds: float | None) -> str:
+def duration(seconds: float | None) -> str:
     """`1:02:03`, `2:03`, or a dash when it is not known."""
     if seconds is None:
         return "-"

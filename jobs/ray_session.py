@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import pipeline
 import workers
-from pipeline.config import JobConfig
+from pipeline.config import ClusterConfig, JobConfig
 from pipeline.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,20 +35,30 @@ QUIET_WORKERS = {
 
 @contextmanager
 def ray_session(config: JobConfig) -> Iterator[None]:
-    """A connection to Ray that ends with the context, or the one that this process has already."""
-    import ray
-
+    """A connection to Ray for a generation job (see `ray_cluster`)."""
     from workers.actor import worker_threads
+
+    with ray_cluster(config.cluster, {"OMP_NUM_THREADS": str(worker_threads(config))}):
+        yield
+
+
+@contextmanager
+def ray_cluster(config: ClusterConfig, environment: Mapping[str, str], *, shows_logs: bool = True) -> Iterator[None]:
+    """A connection to Ray that ends with the context, or the one that this process has already.
+
+    `environment` is that of its workers, besides what keeps them quiet; `shows_logs`: what they print appears here.
+    """
+    import ray
 
     if ray.is_initialized():
         yield
         return
-    environment = {**QUIET_WORKERS, "OMP_NUM_THREADS": str(worker_threads(config))}
+    environment = {**QUIET_WORKERS, **environment}
     try:
-        if config.cluster.address is None:
-            _start_local_ray(config, environment)
+        if config.address is None:
+            _start_local_ray(config, environment, shows_logs)
         else:
-            _connect(config.cluster.address, environment)
+            _connect(config.address, environment, shows_logs)
         yield
     finally:
         ray.shutdown()
@@ -77,14 +87,14 @@ def worker_starter(config: JobConfig) -> Callable[[int], ActorHandle[Any]]:
     return start
 
 
-def _start_local_ray(config: JobConfig, environment: Mapping[str, str]) -> None:
+def _start_local_ray(config: ClusterConfig, environment: Mapping[str, str], shows_logs: bool) -> None:
     """A Ray of this machine's size, for this process alone; it ends with this process, however that ends."""
     import ray
 
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # CPUs are shares of time here: more workers than cores are slow, not impossible.
-    needed = math.ceil(config.cluster.workers * config.cluster.cpus_per_worker)
+    needed = math.ceil(config.workers * config.cpus_per_worker)
     with _own_sigterm():
         ray.init(
             address="local",
@@ -92,11 +102,12 @@ def _start_local_ray(config: JobConfig, environment: Mapping[str, str]) -> None:
             object_store_memory=OBJECT_STORE_BYTES,
             include_dashboard=False,
             logging_level=logging.ERROR,
+            log_to_driver=shows_logs,
             runtime_env={"env_vars": dict(environment)},
         )
 
 
-def _connect(address: str, environment: Mapping[str, str]) -> None:
+def _connect(address: str, environment: Mapping[str, str], shows_logs: bool) -> None:
     import ray
 
     packages = [str(Path(package.__path__[0])) for package in (pipeline, workers)]
@@ -107,6 +118,7 @@ def _connect(address: str, environment: Mapping[str, str]) -> None:
             ray.init(
                 address=address,
                 logging_level=logging.ERROR,
+                log_to_driver=shows_logs,
                 runtime_env={"py_modules": packages, "env_vars": dict(environment)},
             )
     except (OSError, ValueError) as error:

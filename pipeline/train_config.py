@@ -71,6 +71,9 @@ class TrainingConfig(LoopConfig):
         "text (dataset), or drafts of the student, judged by the teacher (student)",
     )
     beta: float = Field(1.0, gt=0.0, description="b of Beta(b, b), where u lies in its interval; 1: uniform")
+    slots: Literal["all", "reached"] = Field(
+        "all", description="reached: a slot is trained only where the student drafts all slots before it rightly"
+    )
     loss: Literal["ce", "kl", "ce+kl"] = Field("ce", description="kl: KL(teacher || student), head c only")
 
 
@@ -83,6 +86,7 @@ class ShapeConfig(Section):
     kv_heads: int | None = Field(None, ge=1, description="default: as many as heads")
     intermediate: int = Field(512, ge=8)
     context: int = Field(512, ge=2, description="most positions")
+    init: float | None = Field(None, gt=0.0, description="deviation of new weights; default: 1 / sqrt(hidden)")
 
     @model_validator(mode="after")
     def _heads_fit(self) -> ShapeConfig:

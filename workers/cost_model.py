@@ -33,6 +33,7 @@ CALIBRATION_S = 3.0
 """Seconds after which no further row count is begun."""
 _COLUMNS = 448  # that a row sees when the price of columns is measured
 _REPEATS = 3  # of which, on a GPU, the first runs as it is and the second is captured
+_FEW = 8  # points up to which a loop is faster than an array
 _RATE = 0.05  # of the online correction
 _MOST = math.log(2.0)  # a single step counts for no more than a factor of 2: it may have met a pause
 
@@ -67,7 +68,7 @@ class CostModel:
     def curve(self, rows: int, most: int, sampled: int, columns: float, columns_per_row: float) -> Floats:
         """Seconds `[most + 1]` with 0, 1, .. further sampled rows, each of which sees `columns_per_row` columns."""
         added = np.arange(most + 1)
-        seconds = np.array([self._at(rows + more) for more in range(most + 1)]) - self._per_unsampled * (rows - sampled)
+        seconds = self._all_at(rows + added) - self._per_unsampled * (rows - sampled)
         seconds = np.maximum(seconds, self._table[0] * 0.5) + self._per_column * (columns + columns_per_row * added)
         return np.asarray(seconds * math.exp(self._log_scale))
 
@@ -97,6 +98,12 @@ class CostModel:
             return table[right]
         part = (rows - known[right - 1]) / (known[right] - known[right - 1])
         return table[right - 1] + part * (table[right] - table[right - 1])
+
+    def _all_at(self, rows: npt.NDArray[np.int64]) -> Floats:
+        """`_at` of ascending numbers of rows."""
+        if self._stepwise or rows[-1] > self._rows[-1] or len(rows) < _FEW:
+            return np.array([self._at(one) for one in rows.tolist()])
+        return np.interp(rows, self._rows, self._table)
 
 
 _calibrations: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], Calibration]] = WeakKeyDictionary()

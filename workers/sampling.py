@@ -162,9 +162,13 @@ def cumulative(adapted: Adapted) -> Tensor:
 
 
 def _pick_inverse_cdf(adapted: Adapted, stream_R: Tensor) -> Picks:
+    return pick_at(adapted, uniforms(stream_R))
+
+
+def pick_at(adapted: Adapted, u_R: Tensor) -> Picks:
     """min{j : F_j > u} in vocabulary order, F a float64 sum (arXiv 2512.21323): the coupling that PTP needs."""
     cdf_RK = cumulative(adapted)
-    column_R1 = torch.searchsorted(cdf_RK, uniforms(stream_R)[:, None], right=True)
+    column_R1 = torch.searchsorted(cdf_RK, u_R[:, None], right=True)
     high_R1 = cdf_RK.gather(1, column_R1)
     low_R1 = torch.where(column_R1 > 0, cdf_RK.gather(1, (column_R1 - 1).clamp(min=0)), 0.0)
     return Picks(adapted.token_ids(column_R1[:, 0]), low_R1[:, 0], high_R1[:, 0])

@@ -14,7 +14,7 @@ Shape legend: W windows, L slots, E hidden, R rows, V vocabulary.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
@@ -222,29 +222,31 @@ class PTPDrafter:
 
     def _keep(self, windows: Sequence[_Window], logits_RV: Tensor, first: int) -> None:
         """Remember the guesses of slots `first`.. of each window, from their logits."""
-        best_R1, probs_R1 = top_candidates(logits_RV, 1)
-        tokens: list[int] = best_R1[:, 0].tolist()
         if self._adapter.config.head == "c":
-            tokens = self._picked(windows, logits_RV, first)
-        confidence: list[float] = probs_R1[:, 0].tolist()
-        row = 0
+            guesses = self._picked(windows, logits_RV, first)
+        else:
+            tokens_R1, probs_R1 = top_candidates(logits_RV, 1)
+            guesses = zip(tokens_R1[:, 0].tolist(), probs_R1[:, 0].tolist(), strict=True)
         for window in windows:
-            claims = []
-            for slot in range(first, window.slots):
-                claims.append((tokens[row], confidence[row], self._buckets.of(slot)[int(confidence[row] * 4)]))
-                row += 1
-            self._chains[window.context.key] = _Chain(len(window.context.tokens), tuple(claims))
+            slots = zip(range(first, window.slots), guesses, strict=False)
+            claims = tuple((token, p, self._buckets.of(slot)[int(p * 4)]) for slot, (token, p) in slots)
+            self._chains[window.context.key] = _Chain(len(window.context.tokens), claims)
 
-    def _picked(self, windows: Sequence[_Window], logits_RV: Tensor, first: int) -> list[int]:
-        """What the noise picks from categorical slots."""
+    def _picked(self, windows: Sequence[_Window], logits_RV: Tensor, first: int) -> Iterator[tuple[int, float]]:
+        """What the noise picks from categorical slots, and how likely that was."""
         stream_R = streams(*_flat(window.streams(first, window.slots) for window in windows), logits_RV.device)
         kinds = [window.context.sampling for window in windows for _ in range(first, window.slots)]
-        token_R = torch.empty(len(kinds), dtype=torch.int64, device=logits_RV.device)
+        guesses: list[tuple[int, float]] = [(0, 0.0)] * len(kinds)
         for kind in dict.fromkeys(kinds):
-            rows = torch.tensor([i for i, one in enumerate(kinds) if one == kind], device=logits_RV.device)
-            token_R[rows] = pick(logits_RV[rows], kind, stream_R[rows]).token_R
-        picked: list[int] = token_R.tolist()
-        return picked
+            rows = [i for i, one in enumerate(kinds) if one == kind]
+            every = len(rows) == len(kinds)
+            picks = pick(logits_RV if every else logits_RV[rows], kind, stream_R if every else stream_R[rows])
+            assert picks.low_R is not None
+            assert picks.high_R is not None
+            likely = (picks.high_R - picks.low_R).tolist()
+            for row, token, probability in zip(rows, picks.token_R.tolist(), likely, strict=True):
+                guesses[row] = token, probability
+        return iter(guesses)
 
 
 def _flat(parts: Iterable[tuple[list[NoiseKey], list[int]]]) -> tuple[list[NoiseKey], list[int]]:

@@ -20,7 +20,8 @@ from pipeline.train_config import TrainingConfig, WindowConfig
 from workers.ptp import losses
 from workers.ptp.adapter import Adapter
 from workers.ptp.edges import noise_between, places, token_edges
-from workers.ptp.evaluation import draft_tokens, score, shuffled
+from workers.ptp.evaluation import draft_tokens, shuffled
+from workers.ptp.held_out import HeldOut, summary, surprise_of
 from workers.ptp.inverse import own_noise
 from workers.ptp.proposals import ended, student_tokens
 from workers.ptp.sequences import Sequences
@@ -74,17 +75,21 @@ class AdapterTask:
 
     def loss(self, batch: Sequences, seeds: Sequence[int]) -> tuple[Tensor, int]:
         training = self._training
-        windows, z_BWL = self._windows(batch, seeds, training.beta)
+        windows, z_BWL, free_BWL = self._windows(batch, seeds, training.beta)
         with_teacher = "kl" in training.loss
         if training.objective == "inverse":
             example = self._own(batch, windows, z_BWL)
         elif training.proposals == "student":
-            example = self._proposed(batch, windows, z_BWL)
+            example = self._proposed(batch, windows, z_BWL, free_BWL)
         else:
             example = self._given(batch, windows, z_BWL, with_teacher=with_teacher)
         if not len(example.slot_N):
             return torch.zeros((), device=self.device), 0
-        return self._loss_of(example, self._logits(example, example.u_BWL)), len(example.slot_N)
+        logits_NV = self._logits(example, example.u_BWL)
+        if training.slots == "reached":
+            reached_N = self._reached(example, logits_NV.detach())
+            example, logits_NV = _narrowed(example, reached_N), logits_NV[reached_N]
+        return self._loss_of(example, logits_NV), len(example.slot_N)
 
     def evaluate(self) -> Mapping[str, float]:
         """`loss`, `correct`, `accepted`, `correct_shuffled`, `slot_<l>`, `teacher_perplexity`, `reference_perplexity`
@@ -95,19 +100,20 @@ class AdapterTask:
             self._evaluated(self._held_out.rows(start, start + size).to(self.device), start)
             for start in range(0, len(self._held_out), size)
         ]
-        return _summary([part for part in parts if len(part.token_N)], self.adapter.config.head)
+        return summary(parts, self.adapter.config.head)
 
-    def _windows(self, batch: Sequences, seeds: Sequence[int], beta: float) -> tuple[Windows, Tensor]:
-        """Windows of a batch, and the place `[B, W, L]` in its interval of every slot's noise."""
+    def _windows(self, batch: Sequences, seeds: Sequence[int], beta: float) -> tuple[Windows, Tensor, Tensor]:
+        """Windows of a batch; for every slot the place of its noise in its interval, and a free uniform number."""
         shape = (self._window.windows_per_sequence, self._window.slots)
-        starts, z = [], []
+        starts, z, free = [], [], []
         for b, seed in enumerate(seeds):
             generator = torch.Generator().manual_seed(seed)
             starts.append(choose_starts(batch.rows(b, b + 1).tokens, shape[0], generator))
             z.append(places(shape, beta, generator))
+            free.append(places(shape, 1.0, generator))
         start_BW = torch.cat(starts)
-        z_BWL = torch.stack(z)[:, : start_BW.shape[1]].to(self.device)
-        return make_windows(batch.tokens, start_BW, shape[1]), z_BWL
+        z_BWL, free_BWL = (torch.stack(x)[:, : start_BW.shape[1]].to(self.device) for x in (z, free))
+        return make_windows(batch.tokens, start_BW, shape[1]), z_BWL, free_BWL
 
     def _given(self, batch: Sequences, windows: Windows, z_BWL: Tensor, *, with_teacher: bool) -> Example:
         """The windows hold the tokens of the data, the noise is the teacher's."""
@@ -123,17 +129,17 @@ class AdapterTask:
         teacher_NV = captured.logits_NV if needs_teacher else None
         return self._example(captured, windows, token_BWL, edges, z_BWL, slot_N, teacher_NV)
 
-    def _proposed(self, batch: Sequences, windows: Windows, z_BWL: Tensor) -> Example:
-        """The windows hold drafts of the student, for noise that is drawn first; then the teacher judges them."""
+    def _proposed(self, batch: Sequences, windows: Windows, z_BWL: Tensor, free_BWL: Tensor) -> Example:
+        """The windows hold drafts of the student for free noise; then the teacher tells the intervals of these tokens,
+        and noise is drawn from them.
+        """
         captured = capture(self.adapter.gated, batch.tokens)
-        token_BWL = student_tokens(self.adapter, windows, captured, z_BWL)
+        token_BWL = student_tokens(self.adapter, windows, captured, free_BWL)
         windows = ended(windows, token_BWL, self._ends)
         slot_N = windows.counts_BWL.flatten().nonzero()[:, 0]
         teacher_NV = continuation_logits(self.adapter.gated, token_BWL, windows, captured)[slot_N]
         edges = self._edges(teacher_NV, token_BWL, slot_N)
-        # The leading bits of z chose the tokens; where the noise lies in the teacher's intervals is up to the others.
-        again_BWL = (z_BWL * 2.0**24) % 1.0
-        return self._example(captured, windows, token_BWL, edges, again_BWL, slot_N, teacher_NV)
+        return self._example(captured, windows, token_BWL, edges, z_BWL, slot_N, teacher_NV)
 
     def _own(self, batch: Sequences, windows: Windows, z_BWL: Tensor) -> Example:
         """The windows hold the tokens of the data, the noise is the student's own (`inverse`)."""
@@ -157,10 +163,9 @@ class AdapterTask:
         low_BWL, high_BWL = edges
         has_interval_BWL = (high_BWL > low_BWL).long().cumprod(-1).bool()
         windows = replace(windows, counts_BWL=windows.counts_BWL & has_interval_BWL)
-        kept_N = windows.counts_BWL.flatten()[slot_N]
-        teacher_NV = None if teacher_NV is None else teacher_NV[kept_N]
         u_BWL = noise_between(low_BWL.nan_to_num(), high_BWL.nan_to_num(), z_BWL)
-        return Example(captured, windows, token_BWL, low_BWL, high_BWL, u_BWL, slot_N[kept_N], teacher_NV)
+        example = Example(captured, windows, token_BWL, low_BWL, high_BWL, u_BWL, slot_N, teacher_NV)
+        return _narrowed(example, windows.counts_BWL.flatten()[slot_N])
 
     def _edges(self, logits_NV: Tensor, token_BWL: Tensor, slot_N: Tensor) -> tuple[Tensor, Tensor]:
         low_N, high_N = token_edges(logits_NV, token_BWL.flatten()[slot_N], self._adapt.sampling())
@@ -179,6 +184,8 @@ class AdapterTask:
         """The sum over slots."""
         total = logits_NV.new_zeros((), dtype=torch.float32)
         count = len(logits_NV)
+        if not count:
+            return total
         if "ce" in self._training.loss:
             token_N = example.token_BWL.flatten()[example.slot_N]
             total = total + count * losses.cross_entropy(logits_NV, token_N, self._temperature())
@@ -190,12 +197,12 @@ class AdapterTask:
     def _temperature(self) -> float:
         return self._adapt.temperature if self.adapter.config.head == "c" else 1.0
 
-    def _evaluated(self, batch: Sequences, first: int) -> _Evaluated:
+    def _evaluated(self, batch: Sequences, first: int) -> HeldOut:
         """Drafts are always scored on the data with the teacher's noise; the loss and the perplexity of an inverse
         training on its own noise, in which its tokens are coded.
         """
         seeds = [sequence_seed(_EVALUATION, first + j) for j in range(len(batch))]
-        windows, z_BWL = self._windows(batch, seeds, beta=1.0)
+        windows, z_BWL, _ = self._windows(batch, seeds, beta=1.0)
         example = self._given(batch, windows, z_BWL, with_teacher=True)
         assert example.teacher_NV is not None
         logits_NV = self._logits(example, example.u_BWL)
@@ -206,17 +213,27 @@ class AdapterTask:
         shuffled_BWL = _shuffled(example, torch.Generator().manual_seed(first))
         token_N, temperature = example.token_BWL.flatten()[example.slot_N], self._adapt.temperature
         width_N = (example.high_BWL - example.low_BWL).flatten()[example.slot_N]
-        return _Evaluated(
+        return HeldOut(
             token_N=token_N,
             loss=self._loss_of(example, own_NV).item(),
             draft_NL=self._drafts(example, logits_NV, example.u_BWL),
             shuffled_NL=self._drafts(example, self._logits(example, shuffled_BWL), shuffled_BWL),
             token_NL=example.token_BWL.flatten(0, 1),
             counts_NL=example.windows.counts_BWL.flatten(0, 1),
-            surprise=_surprise(own_NV, token_N, temperature),
-            base_surprise=_surprise(example.teacher_NV, token_N, temperature),
+            surprise=surprise_of(own_NV, token_N, temperature),
+            base_surprise=surprise_of(example.teacher_NV, token_N, temperature),
             teacher_surprise=-width_N.log().sum().item(),
         )
+
+    def _reached(self, example: Example, logits_NV: Tensor) -> Tensor:
+        """`[N]`: whether the drafts of all slots before are the window's tokens.
+
+        Worked example, drafts right, wrong, right, right: slots 0 and 1 are reached.
+        """
+        is_right_WL = self._drafts(example, logits_NV, example.u_BWL) == example.token_BWL.flatten(0, 1)
+        reached_WL = torch.ones_like(is_right_WL)
+        reached_WL[:, 1:] = is_right_WL[:, :-1].long().cumprod(-1).bool()
+        return reached_WL.flatten()[example.slot_N]
 
     def _drafts(self, example: Example, logits_NV: Tensor, u_BWL: Tensor) -> Tensor:
         """Drafts `[B * W, L]`, -1 at slots that do not count."""
@@ -226,19 +243,10 @@ class AdapterTask:
         return draft_T.view(-1, u_BWL.shape[-1])
 
 
-@dataclass(frozen=True, slots=True)
-class _Evaluated:
-    """Figures of some sequences; sums, so that they add up. Here N counts windows in `*_NL`, slots in `token_N`."""
-
-    token_N: Tensor
-    loss: float
-    draft_NL: Tensor
-    shuffled_NL: Tensor
-    token_NL: Tensor
-    counts_NL: Tensor
-    surprise: float
-    base_surprise: float
-    teacher_surprise: float
+def _narrowed(example: Example, keep_N: Tensor) -> Example:
+    """The example with some of its slots."""
+    teacher_NV = None if example.teacher_NV is None else example.teacher_NV[keep_N]
+    return replace(example, slot_N=example.slot_N[keep_N], teacher_NV=teacher_NV)
 
 
 def _shuffled(example: Example, generator: torch.Generator) -> Tensor:
@@ -248,36 +256,6 @@ def _shuffled(example: Example, generator: torch.Generator) -> Tensor:
     if exists_N.sum() > 1:
         u_NL[exists_N] = shuffled(u_NL[exists_N], generator)
     return u_NL.view_as(example.u_BWL)
-
-
-def _summary(parts: Sequence[_Evaluated], head: str) -> dict[str, float]:
-    slots = sum(len(part.token_N) for part in parts)
-    if not slots:
-        return {"loss": float("nan"), "correct": 0.0, "accepted": 0.0}
-    token_NL = torch.cat([part.token_NL for part in parts])
-    counts_NL = torch.cat([part.counts_NL for part in parts])
-    scores = score(torch.cat([part.draft_NL for part in parts]), token_NL, counts_NL)
-    shuffled_scores = score(torch.cat([part.shuffled_NL for part in parts]), token_NL, counts_NL)
-    result = {
-        "loss": sum(part.loss for part in parts) / slots,
-        "correct": scores.correct,
-        "accepted": scores.accepted,
-        "correct_shuffled": shuffled_scores.correct,
-        "reference_perplexity": _exp_mean(sum(part.base_surprise for part in parts), slots),
-        "teacher_perplexity": _exp_mean(sum(part.teacher_surprise for part in parts), slots),
-    }
-    if head == "c":
-        result["perplexity"] = _exp_mean(sum(part.surprise for part in parts), slots)
-    return result | {f"slot_{i}": p for i, p in enumerate(scores.slot) if p == p}
-
-
-def _surprise(logits_NV: Tensor, token_N: Tensor, temperature: float) -> float:
-    """The sum of -log p over tokens, in nats."""
-    return len(token_N) * losses.cross_entropy(logits_NV, token_N, temperature).item() if len(token_N) else 0.0
-
-
-def _exp_mean(total: float, count: int) -> float:
-    return float(torch.tensor(total / count, dtype=torch.float64).exp())
 
 
 def _context_rows(windows: Windows, slot_N: Tensor, batch: Sequences) -> Tensor:

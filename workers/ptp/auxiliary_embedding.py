@@ -60,17 +60,18 @@ class AuxiliaryEmbedding(nn.Module):
         """`norm` is the mean length of the base's token embeddings, which E(u) has at first."""
         super().__init__()
         self.kind, self.head = kind, head
-        middles = (torch.arange(4096) + 0.5) / 4096
-        power = features(middles, kind).square().sum(-1).mean().item()
         weight_EF = torch.randn(hidden, FEATURES[kind], generator=generator)
-        self.weight = nn.Parameter(weight_EF * (norm / (hidden * power) ** 0.5))
+        u_N = torch.rand(4096, generator=generator)
+        first_norm = F.linear(features(u_N, kind), weight_EF).norm(dim=-1).mean()
+        self.weight = nn.Parameter(weight_EF * (norm / first_norm))
         self.start: nn.Parameter | None = None
         if head == "c":
-            self.start = nn.Parameter(torch.randn(hidden, generator=generator) * (norm / hidden**0.5))
+            self.start = nn.Parameter(F.normalize(torch.randn(hidden, generator=generator), dim=0) * norm)
 
     def forward(self, u: Tensor) -> Tensor:
-        """u `[..]` to vectors `[.., E]`."""
-        return F.linear(features(u, self.kind), self.weight)
+        """u `[..]` to vectors `[.., E]`, in float32 under autocast too: bfloat16 would keep 8 bits of a linear u."""
+        with torch.autocast(u.device.type, enabled=False):
+            return F.linear(features(u, self.kind), self.weight)
 
     def slot_inputs(self, u_WL: Tensor, context_WE: Tensor | None) -> Tensor:
         """Inputs `[W, L, E]` of slots; `context_WE` (embeddings of the last context tokens) is added to slot 0.
@@ -81,6 +82,7 @@ class AuxiliaryEmbedding(nn.Module):
             head o     E(u_0) (+ context)      E(u_1)        E(u_2)
             head c     start (+ context)       E(u_0)        E(u_1)        (the last u is not used)
         """
+        inputs_WLE: Tensor
         if self.start is None:
             inputs_WLE = self(u_WL)
         else:

@@ -188,8 +188,10 @@ class InputSource:
         self._config, self._ids_column = config, ids_column
         self._tokenizer, self._eos, self._vocabulary = tokenizer, eos_token_id, vocabulary
         if ids_column is not None:
-            # Prompts are read for their ids and errors only; any column that every row has will do as one.
-            self._config = config.model_copy(update={"prompt_column": ids_column})
+            # A prompt column must hold text or messages; a template may use any column, and its text is not looked at.
+            self._config = config.model_copy(
+                update={"prompt_column": None, "prompt_template": f"{{{{ {ids_column} }}}}"}
+            )
         job = JobConfig(
             model=ModelConfig(id="unused"),
             input=self._config,

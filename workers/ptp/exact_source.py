@@ -31,7 +31,10 @@ class ExactTeacher(Protocol):
 
 
 class ExactSource:
-    """An epoch is 2^16 units of 32 documents of `length` tokens. All but the first token of each are targets."""
+    """An epoch is 2^16 units of 32 documents of `length` tokens. All but the first token of each are targets.
+
+    Units are held out whole, since a unit is sampled at once.
+    """
 
     has_edges = True
     splits_long = False
@@ -41,12 +44,11 @@ class ExactSource:
         self._teacher, self._length, self._params, self._seed = teacher, length, params, seed
 
     def read(self, unit: int, wanted: Wanted) -> Iterator[Document]:
-        numbers = [i for i in range(_DOCUMENTS_PER_UNIT) if wanted(f"{unit}:{i}")]
-        if not numbers:
+        if not wanted(str(unit)):
             return
         generator = torch.Generator().manual_seed(self._seed * self.units + unit)
         sampled = self._teacher.sample(_DOCUMENTS_PER_UNIT, self._length, self._params, generator)
         ids_RS, low_RS, high_RS = (x.numpy() for x in sampled)
         is_target = np.arange(self._length) > 0
-        for i in numbers:
-            yield Document(ids_RS[i], is_target, low_RS[i], high_RS[i])
+        for ids_S, low_S, high_S in zip(ids_RS, low_RS, high_RS, strict=True):
+            yield Document(ids_S, is_target, low_S, high_S)

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from pipeline.config import SamplingConfig
 from pipeline.train_config import ExactTeacherConfig
-from workers.ptp.edges import GRID, token_edges
-from workers.sampling import adapt, cumulative
+from workers.ptp.edges import GRID
+from workers.sampling import adapt, pick_at
 
 
 class _Process(ABC):
@@ -46,20 +46,13 @@ class _Process(ABC):
         low_RS, high_RS = torch.empty_like(u_RS), torch.empty_like(u_RS)
         state = self.start(rows)
         for s in range(length):
-            logp_RV = self.logp(state)
-            token_R = _picked(logp_RV, u_RS[:, s], params)
-            low_RS[:, s], high_RS[:, s] = token_edges(logp_RV, token_R, params)
-            ids_RS[:, s] = token_R
-            state = self.after(state, token_R)
+            for rows_R, adapted in adapt(self.logp(state), params):
+                picks = pick_at(adapted, u_RS[rows_R, s])
+                assert picks.low_R is not None
+                assert picks.high_R is not None
+                ids_RS[rows_R, s], low_RS[rows_R, s], high_RS[rows_R, s] = picks.token_R, picks.low_R, picks.high_R
+            state = self.after(state, ids_RS[:, s])
         return ids_RS, low_RS, high_RS
-
-
-def _picked(logp_RV: Tensor, u_R: Tensor, params: SamplingConfig) -> Tensor:
-    token_R = torch.empty(len(u_R), dtype=torch.int64)
-    for rows, adapted in adapt(logp_RV, params):
-        column_R = torch.searchsorted(cumulative(adapted), u_R[rows, None], right=True)[:, 0]
-        token_R[rows] = adapted.token_ids(column_R)
-    return token_R
 
 
 class MarkovTeacher(_Process):

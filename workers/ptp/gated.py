@@ -8,8 +8,8 @@ Rows [0, first) of a forward are ordinary, rows [first, T) auxiliary (algorithms
 - full: linear layers, norms and whatever else has parameters inside the decoder layers, and the final norm, get a copy
   of their own for auxiliary rows.
 
-The base's own part is computed for all T rows in both, so ordinary rows get what the base gives them in a forward of the
-same T. (A product of fewer rows may round differently. Auxiliary rows are few, and weights are what is read.)
+The base's own part is computed for all T rows in both, so ordinary rows get what the base gives them in a forward of
+the same T. (A product of fewer rows may round differently. Auxiliary rows are few, and weights are what is read.)
 
 Embeddings and unembedding are the base's. The tree is a copy of the modules alone: it shares every Parameter with the
 base, so it costs no memory, and they are frozen for both. Build it before `ModelRunner` packs the base's linear layers.

@@ -39,6 +39,7 @@ def new_llama(shape: ShapeConfig, vocabulary: int, end_token_id: int | None, see
         num_key_value_heads=shape.kv_heads or shape.heads,
         max_position_embeddings=shape.context,
         tie_word_embeddings=True,
+        initializer_range=shape.init or shape.hidden**-0.5,
         bos_token_id=None,
         eos_token_id=end_token_id,
         attn_implementation="sdpa",

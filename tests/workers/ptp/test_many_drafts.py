@@ -16,7 +16,7 @@ def test_the_middle_is_chosen_and_early_slots_weigh_more() -> None:
 
 
 def test_tokens_keep_their_distribution() -> None:
-    """Sets drawn as the engine draws them, chosen by place: the tokens of the chosen sets are as before (chi-square)."""
+    """Sets drawn as the engine draws them, chosen by place: their tokens are distributed as before (chi-square)."""
     generator = torch.Generator().manual_seed(0)
     probs = torch.tensor([0.02, 0.28, 0.5, 0.05, 0.15], dtype=torch.float64)
     edges = torch.cat((torch.zeros(1, dtype=torch.float64), probs.cumsum(0)))
