@@ -23,6 +23,8 @@ _GROUPS = {
     "down": ("mlp.down_proj",),
 }
 """Linear layers that the kernels run as one, by the name of their patch."""
+_INNER = 2 * LANES
+"""Of which inner sizes are multiples that AMX tiles take."""
 
 
 class NativeAdapter:
@@ -66,7 +68,7 @@ class NativeAdapter:
         outer = [state[f"{path}.b"] * scale for path in paths]
         down_RM, up_NR = torch.cat(inner), _on_diagonal(outer)
         assert up_NR.shape == (sum(outputs), len(down_RM)), (up_NR.shape, outputs)
-        missing = -len(down_RM) % LANES
+        missing = -len(down_RM) % _INNER
         down_RM, up_NR = F.pad(down_RM, (0, 0, 0, missing)), F.pad(up_NR, (0, missing))
         return PatchFields(self._weights.pack(down_RM), self._weights.pack(up_NR), len(down_RM))
 

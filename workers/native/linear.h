@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <array>
+#include <type_traits>
 #include <utility>
 
+#include "amx.h"
 #include "lanes.h"
 
 constexpr int MOST_ROWS = 12;     // of a tile: its sums, at most 24 vectors, stay in registers
@@ -65,6 +67,11 @@ template <class E>
 void linear(const typename E::Value* x, int64_t rows, int64_t inner, const typename E::Value* w,
             const typename E::Value* bias, typename E::Value* y, int64_t outputs, int threads) {
     if (rows == 0) return;
+#if defined(__AMX_BF16__) && defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<E, BFloat16>) {
+        if (inner % amx::INNER == 0 && amx::granted()) return amx::linear(x, rows, inner, w, bias, y, outputs, threads);
+    }
+#endif
     const int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, highest = (rows + tiles - 1) / tiles;
     const int64_t width = highest <= 8 ? MOST_PANELS : 2, panels = outputs / LANES;
 #pragma omp parallel for num_threads(threads) schedule(static)

@@ -68,5 +68,5 @@ def places(shape: tuple[int, ...], b: float, generator: torch.Generator) -> Tens
     if b == 1.0:
         return torch.rand(shape, dtype=torch.float64, generator=generator)
     shape_parameter = torch.full((2, *shape), b, dtype=torch.float64)
-    x, y = torch._standard_gamma(shape_parameter, generator=generator).clamp(min=1e-300)
-    return x / (x + y)
+    gammas: Tensor = torch._standard_gamma(shape_parameter, generator=generator).clamp(min=1e-300)
+    return gammas[0] / gammas.sum(0)

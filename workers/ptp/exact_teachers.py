@@ -70,7 +70,8 @@ class MarkovTeacher(_Process):
         return self._logp_CV[state]
 
     def after(self, state: Tensor, token_R: Tensor) -> Tensor:
-        return (state * self.vocabulary + token_R) % self._contexts
+        following_R: Tensor = (state * self.vocabulary + token_R) % self._contexts
+        return following_R
 
 
 class HiddenMarkovTeacher(_Process):

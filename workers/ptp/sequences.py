@@ -72,6 +72,8 @@ class PackedStream:
         self._pool: list[Document] = []
         self._documents: Iterator[Document] | None = None
         self._empty_epochs = 0
+        self._order: list[int] = []
+        self._order_epoch = -1
 
     def take(self, count: int) -> Sequences:
         """The next `count` sequences. Raises ConfigError where the source has no document that can be trained on."""
@@ -104,7 +106,10 @@ class PackedStream:
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         self._epoch, self._unit, self._taken = state["epoch"], state["unit"], state["taken"]
-        self._pool = [Document(*(None if x is None else x.cpu().numpy() for x in arrays)) for arrays in state["pool"]]
+        self._pool = [
+            Document(*(None if x is None else x.cpu().numpy() for x in arrays))  # type: ignore[arg-type]
+            for arrays in state["pool"]
+        ]
         self._documents = None
 
     def _sequence(self) -> Sequence[Document]:
@@ -149,8 +154,10 @@ class PackedStream:
                     raise ConfigError("data must hold rows to train on and rows to hold out, got too few rows")
 
     def _shuffled_unit(self) -> Iterator[Document]:
-        order = list(range(self._source.units))
-        random.Random(f"{self._seed} {self._epoch}").shuffle(order)
-        documents = list(self._source.read(order[self._unit], self._wanted))
+        if self._order_epoch != self._epoch:
+            self._order = list(range(self._source.units))
+            random.Random(f"{self._seed} {self._epoch}").shuffle(self._order)
+            self._order_epoch = self._epoch
+        documents = list(self._source.read(self._order[self._unit], self._wanted))
         random.Random(f"{self._seed} {self._epoch} {self._unit}").shuffle(documents)
         return iter(documents[self._taken :])

@@ -178,8 +178,10 @@ class _Loop:
         gradients = [torch.zeros_like(x) if x.grad is None else x.grad for x in self._parameters]
         flat = torch.cat([gradient.flatten() for gradient in gradients])
         torch.distributed.all_reduce(flat)
-        for x, gradient in zip(self._parameters, flat.split([x.numel() for x in self._parameters]), strict=True):
-            x.grad = gradient.view_as(x)
+        at = 0
+        for x in self._parameters:
+            x.grad = flat[at : at + x.numel()].view_as(x)
+            at += x.numel()
         on_device = totals.to(self._task.device)
         torch.distributed.all_reduce(on_device)
         totals.copy_(on_device)

@@ -24,7 +24,9 @@ from workers.model_loading import LoadedModel, load_model
 from workers.ptp.documents import Document, InputSource, OutputSource, check_outputs, is_held_out
 from workers.ptp.edges import token_edges
 
-ALL = lambda row_id: True  # noqa: E731
+
+def every_row(row_id: str) -> bool:
+    return True
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +69,7 @@ def run_here(config: JobConfig) -> None:
 def test_completions_follow_the_prompt_that_the_worker_read(output: Path, loaded: LoadedModel) -> None:
     """The stored edges are those of the model after exactly these ids: a wrong prompt would move them all."""
     source = OutputSource(check_outputs([str(output)]), loaded.tokenizer, loaded.max_context)
-    documents = [document for unit in range(source.units) for document in source.read(unit, ALL)]
+    documents = [document for unit in range(source.units) for document in source.read(unit, every_row)]
     assert source.units == 2
     assert len(documents) == 12
     params = job_of(output.parent, output).sampling
@@ -107,9 +109,7 @@ def test_samples_of_a_prompt_are_on_one_side(output: Path, loaded: LoadedModel) 
     ],
 )
 def test_outputs_that_are_no_training_data(output: Path, tmp_path: Path, changes: Any, sentence: str) -> None:
-    config = job_of(output.parent, tmp_path / "model", output={"path": str(tmp_path)})
     dumped = job_of(output.parent, tmp_path / "model", **changes).model_dump(mode="json")
-    assert config.output.path == str(tmp_path)
     (tmp_path / "_job.json").write_text(json.dumps({"config": dumped, "identity": {}}))
     with pytest.raises(ConfigError, match=sentence):
         check_outputs([str(tmp_path)])
@@ -126,7 +126,7 @@ def source_of(loaded: LoadedModel, path: Path, ids_column: str | None = None) ->
 
 def test_text_is_a_target_from_its_second_token_on(tmp_path: Path, loaded: LoadedModel) -> None:
     (tmp_path / "x.jsonl").write_text('{"text": "the quick fox"}\n{"text": ""}\n')
-    (document,) = source_of(loaded, tmp_path / "x.jsonl").read(0, ALL)
+    (document,) = source_of(loaded, tmp_path / "x.jsonl").read(0, every_row)
     assert document.ids.tolist() == [*loaded.tokenizer("the quick fox")["input_ids"], 0]
     assert document.is_target.tolist() == [False] + [True] * (len(document) - 1)
 
@@ -135,11 +135,11 @@ def test_ids_are_taken_as_they_are_and_checked(tmp_path: Path, loaded: LoadedMod
     (tmp_path / "x.jsonl").write_text('{"ids": [3, 1, 319]}\n{"ids": [1]}\n')
     pq.write_table(pa.table({"ids": [[3, 1, 319], [1], None]}), tmp_path / "x.parquet")
     for name in ("x.jsonl", "x.parquet"):
-        (document,) = source_of(loaded, tmp_path / name, "ids").read(0, ALL)
+        (document,) = source_of(loaded, tmp_path / name, "ids").read(0, every_row)
         assert document.ids.tolist() == [3, 1, 319]
     (tmp_path / "y.jsonl").write_text('{"ids": [3, 320]}\n')
     with pytest.raises(ConfigError, match=r"data.ids_column must hold lists of token ids below 320, got \[3, 320\]"):
-        list(source_of(loaded, tmp_path / "y.jsonl", "ids").read(0, ALL))
+        list(source_of(loaded, tmp_path / "y.jsonl", "ids").read(0, every_row))
 
 
 def test_only_what_the_assistant_said_is_a_target(tmp_path: Path, loaded: LoadedModel) -> None:
@@ -150,7 +150,7 @@ def test_only_what_the_assistant_said_is_a_target(tmp_path: Path, loaded: Loaded
         {"role": "assistant", "content": "jumps over"},
     ]
     (tmp_path / "x.jsonl").write_text(json.dumps({"messages": messages}) + "\n")
-    (document,) = source_of(loaded, tmp_path / "x.jsonl").read(0, ALL)
+    (document,) = source_of(loaded, tmp_path / "x.jsonl").read(0, every_row)
     targets = loaded.tokenizer.decode(document.ids[document.is_target])
     assert targets == "return a<|end|>jumps over<|end|>"
     whole = loaded.tokenizer.apply_chat_template(messages, tokenize=False)

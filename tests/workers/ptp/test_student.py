@@ -123,9 +123,26 @@ def test_captured_logits_are_those_of_each_document_alone(family: str, tiny_mode
         torch.testing.assert_close(logits[i], expected, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("family", ["mistral", "gemma2", "gemma3"])
+def test_windows_longer_than_the_sliding_window(family: str, tiny_model_dir: Callable[[str], Path]) -> None:
+    """Slots lose sight of the first slots of their own window too."""
+    folder, tokens, slots = tiny_model_dir(family), two_rows(), 20
+    adapter = make_adapter(load(folder), variant="full")
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+    u = torch.rand(2, 1, slots, generator=torch.Generator().manual_seed(2))
+    windows = make_windows(tokens, torch.tensor([[8], [2]]), slots)
+    with torch.no_grad():
+        inputs = adapter.slot_inputs(u, windows.before(tokens.ids_BS))
+        logits = slot_logits(adapter, inputs, windows, capture(adapter.gated, tokens)).view(2, slots, -1)
+        for b, start in enumerate((8, 2)):  # both in the first document of their row
+            context = tokens.ids_BS[b, :start].tolist()
+            expected = reference(base, merged(folder, adapter), inputs[b, 0], context, start - 1)
+            torch.testing.assert_close(logits[b], expected, rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3"])
 def test_continuations_are_read_by_the_base(family: str, tiny_model_dir: Callable[[str], Path]) -> None:
-    """Windows of tokens that are not the row's: the base's logits after the context and these tokens, adapter or not."""
+    """Windows of tokens that are not the row's: the base's logits after the context and these."""
     folder, tokens = tiny_model_dir(family), two_rows()
     adapter = make_adapter(load(folder), variant="full", slot_zero="plain")
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()

@@ -46,7 +46,7 @@ class Regression:
 
 
 def stream() -> PackedStream:
-    teacher = make_teacher(ExactTeacherConfig(vocabulary=4))
+    teacher = make_teacher(ExactTeacherConfig(vocabulary=4, concentration=10.0))
     return PackedStream(ExactSource(teacher, 8, AdaptConfig().sampling(), 0), 8, 0, lambda row: True)
 
 
