@@ -13,7 +13,7 @@ from pipeline.config_io import dump_job, load_job, parse_job
 from pipeline.errors import ConfigError
 
 BASE: dict[str, Any] = {"model": "m", "input": "x.parquet", "output": "out"}
-STRATEGIES = "autoregressive, jacobi, lookahead, suffix, recycling, auto, prompt_lookup, draft_model"
+STRATEGIES = "autoregressive, jacobi, lookahead, suffix, recycling, auto, prompt_lookup, draft_model, ptp"
 
 
 def test_shorthands_stand_for_sections() -> None:
