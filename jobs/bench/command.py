@@ -125,6 +125,7 @@ def job_of(options: BenchOptions, strategy: str) -> JobConfig:
             "n": options.n,
             "temperature": options.temperature,
             "top_p": options.top_p,
+            "coupling": options.coupling,
             "max_tokens": options.max_tokens,
             "ignore_eos": options.ignore_eos,
             "seed": options.seed,

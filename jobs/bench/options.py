@@ -23,6 +23,7 @@ class BenchOptions:
     ignore_eos: bool
     temperature: float
     top_p: float
+    coupling: str
     n: int
     seed: int
     batches: tuple[int, ...]
@@ -55,6 +56,13 @@ def bench_options(command: Callable[..., None]) -> Callable[..., None]:
         ),
         click.option("--temperature", type=float, default=0.0, show_default=True, help="0 is greedy."),
         click.option("--top-p", type=float, default=1.0, show_default=True, help="Keep the likeliest tokens."),
+        click.option(
+            "--coupling",
+            type=click.Choice(["gumbel", "inverse_cdf"]),
+            default="gumbel",
+            show_default=True,
+            help="How noise picks our tokens; adapters need inverse_cdf.",
+        ),
         click.option("--n", type=at_least_1, default=1, show_default=True, help="Samples of each prompt."),
         click.option("--seed", type=int, default=0, show_default=True, help="Seed of all samples."),
         click.option("--batch", "batches", type=_Numbers(), default="1,8", show_default=True, help="Batch sizes."),

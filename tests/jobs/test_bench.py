@@ -108,6 +108,21 @@ def test_contestants_take_turns_in_a_rotating_order(figures: dict[str, Any]) -> 
     assert names[5:] == ["auto", "hf-generate", "hf-generate-batch", "hf-prompt-lookup", "autoregressive"]
 
 
+def test_an_adapter_takes_part(tiny_model_dir: TinyModel, adapter_dir: Callable[..., Path], tmp_path: Path) -> None:
+    """Slot 0 of this adapter draws what plain decoding draws, so its steps give at least two tokens."""
+    prompts = write_prompts(tmp_path / "prompts.parquet", [*PROMPTS, *SPARE])
+    arguments = ["bench", "--model", tiny_model_dir("llama"), "--prompts", prompts, "--limit", len(PROMPTS)]
+    arguments += ["--max-tokens", NUM_TOKENS, "--batch", "1,2", "--rounds", 1, "--dtype", "float32", "--threads", 1]
+    arguments += ["--contestants", "autoregressive,ptp,auto", "--temperature", 0.8, "--coupling", "inverse_cdf"]
+    arguments += ["--set", f"decoding.adapter={adapter_dir('llama', head='c')}", "--json", tmp_path / "bench.json"]
+    result = CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    figures = json.loads((tmp_path / "bench.json").read_text())
+    for contestant in ("ptp", "auto"):
+        assert all(row(figures, contestant, batch)["same_as_plain"] == 1.0 for batch in (1, 2))
+    assert row(figures, "ptp", 1)["tokens_per_step"] > 1.7
+
+
 def test_samples_by_sampling_until_the_end_token(tiny_model_dir: TinyModel, tmp_path: Path) -> None:
     prompts = write_prompts(tmp_path / "prompts.parquet", PROMPTS[:2])
     arguments = ["bench", "--model", tiny_model_dir("llama"), "--prompts", prompts, "--n", 3, "--temperature", 0.9]
