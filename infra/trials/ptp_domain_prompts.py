@@ -13,7 +13,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-KINDS = "kettle, desk lamp, backpack, rain jacket, office chair, water bottle, headset, bicycle pump, tent, toaster, notebook"
+KINDS = "kettle, desk lamp, backpack, rain jacket, office chair, water bottle, headset, bicycle pump, tent, toaster"
 MATERIALS = "steel, aluminium, cotton, oak, recycled plastic, leather, bamboo, glass"
 COLOURS = "black, white, dark green, sand, navy blue, red"
 BUYERS = "students, commuters, families, hikers, small offices"

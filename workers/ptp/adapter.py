@@ -41,6 +41,9 @@ class Adapter(nn.Module):
         self.embedding = AuxiliaryEmbedding(
             config.embedding, config.head, config.base_shape.hidden, self.gated.embedding_norm(), generator
         ).to(base.device)
+        if self.embedding.start is not None and config.slot_zero == "context_token":
+            # Slot 0 is then the base's own row of that token, and right from the first step on.
+            nn.init.zeros_(self.embedding.start)
 
     def slot_inputs(self, u_WL: Tensor, context_token_W: Tensor) -> Tensor:
         """Inputs `[W, L, E]` of slots in the base's dtype. The token before each window counts if slot_zero says so."""

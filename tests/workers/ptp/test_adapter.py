@@ -70,6 +70,15 @@ def test_slot_zero_decides_about_the_context_token(tiny_model_dir: Callable[[str
         torch.testing.assert_close(adapter.slot_inputs(u, token), expected)
 
 
+def test_an_untrained_categorical_slot_0_is_the_row_of_the_base(tiny_model_dir: Callable[[str], Path]) -> None:
+    loaded = load(tiny_model_dir("llama"))
+    tokens = torch.tensor([3, 200])
+    for slot_zero, same in (("context_token", True), ("plain", False)):
+        adapter = make_adapter(loaded, trained=False, head="c", slot_zero=slot_zero, variant="full")
+        first_WE = adapter.slot_inputs(torch.full((2, 3), 0.3), tokens)[:, 0]
+        assert torch.equal(first_WE, adapter.gated.embed(tokens)) is same
+
+
 def test_seed_makes_the_weights(tiny_model_dir: Callable[[str], Path]) -> None:
     first, same, other = (
         make_adapter(load(tiny_model_dir("llama"), "float32"), trained=False, seed=seed) for seed in (1, 1, 2)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -41,13 +42,14 @@ def test_prompts_to_measure_with_come_from_held_out_files(tmp_path: Path) -> Non
         assert {is_held_out(id.split("#")[0], 0.3) for id in ids} == {held_out}
     texts = dict(zip(corpus["id"].to_pylist(), corpus["text"].to_pylist(), strict=True))
     for id, prompt in zip(prompts["id"].to_pylist(), prompts["prompt"].to_pylist(), strict=True):
-        assert texts[id].startswith(prompt) and len(prompt) < len(texts[id])
+        assert texts[id].startswith(prompt)
+        assert len(prompt) < len(texts[id])
 
 
 def test_neighbours_are_of_different_files(tmp_path: Path) -> None:
     write_corpus(SOURCES, tmp_path, held_out=0.3, prompts=1, bench=1)
     files = [id.split("#")[0] for id in pq.read_table(tmp_path / "corpus.parquet")["id"].to_pylist()]
-    same = sum(a == b for a, b in zip(files, files[1:], strict=False))
+    same = sum(a == b for a, b in pairwise(files))
     assert same < len(files) / 5
 
 
