@@ -9,7 +9,7 @@ OLD_PYTHON := make install needs Python 3.11 or newer; name one with PYTHON=..
 
 SPEC_BENCH ?= ../shared/data/spec_bench.parquet
 
-.PHONY: install demo test lint trials bench clean
+.PHONY: install demo test lint trials bench experiments clean
 
 install: $(INSTALLED)
 
@@ -42,6 +42,10 @@ trials: install
 # Slow: an hour on two cores, with nothing else running. VLLM_PYTHON=PATH names an interpreter that has vLLM.
 bench: install
 	infra/trials/bench.sh $(SPEC_BENCH) out/bench
+
+# Slow: two hours on two cores.
+experiments: install
+	infra/trials/ptp_experiments.sh
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
