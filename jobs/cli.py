@@ -160,7 +160,7 @@ def verify(output: str, samples: int, dtype: str | None, as_json: bool) -> None:
 @click.argument("config_file", metavar="CONFIG.yaml")
 @click.option("--output", required=True, metavar="DIR", help="Folder or URL for the base, the arms and checkpoints.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the figures of all arms as one JSON object.")
-@click.option("--arms", metavar="A,B", default="", help="Train these arms only.")
+@click.option("--arms", metavar="A,B", default="", help="Train these arms only; `base`: the base alone.")
 @click.option("--set", "overrides", multiple=True, metavar="KEY=VALUE", help="Set any key of the file, as YAML.")
 def train(config_file: str, output: str, json_file: str | None, arms: str, overrides: Sequence[str]) -> None:
     """Train adapters of Parallel Token Prediction; run it again to go on with what was interrupted.

@@ -23,7 +23,7 @@ from jobs.train_progress import TrainDisplay, train_display
 from pipeline import storage
 from pipeline.config import ClusterConfig
 from pipeline.errors import ConfigError, PermanentError
-from pipeline.train_config import Arm, TrainConfig, arms_of, load_train
+from pipeline.train_config import BASE, Arm, TrainConfig, arms_of, load_train
 
 POLL_S = 0.5
 
@@ -42,7 +42,8 @@ def command(
     """The CLI command."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     config = load_train(config_file, overrides)
-    arms = chosen_arms(arms_of(config), names)
+    is_base_alone = names == [BASE] and config.base.pretrain is not None
+    arms = [] if is_base_alone else chosen_arms(arms_of(config), names)
     with train_display(stderr_console()) as display:
         results = run_training(config, arms, output, display)
     if json_file is not None:
@@ -72,12 +73,14 @@ def run_training(
 ) -> list[dict[str, Any]]:
     """Train the base, if the file has one to train, and the arms that are not trained yet; the figures of all.
 
+    Without arms it is the base alone, whose figures are given then.
+
     It uses the Ray session that this process has, else the cluster at `cluster.address`, else one started on this
     machine. Raises ConfigError for mistakes in the file.
     """
     _check_installed()
     os.environ.update({key: value for key, value in QUIET_RAY_TRAIN.items() if key not in os.environ})
-    from workers.ptp.arms import adapt_of, finished, needs_base
+    from workers.ptp.arms import adapt_of, base_figures, finished, needs_base
     from workers.ptp.process import clear_status, work
 
     output = storage.absolute(output)
@@ -87,11 +90,13 @@ def run_training(
     left = [arm for arm in arms if finished(arm, output) is None]
     with_base = needs_base(config, output)
     if left or with_base:
-        clear_status(output)
+        clear_status(output, len(left) + with_base)
         threads = max(1, int(config.cluster.cpus_per_worker))
         environment = {**QUIET_RAY_TRAIN, "OMP_NUM_THREADS": str(threads)}
         with ray_cluster(config.cluster, environment, shows_logs=False):
             _run_on_ray(work(config, output, left, with_base=with_base), config.cluster, output, display)
+    if not arms:
+        return base_figures(output)
     return [result for arm in arms if (result := finished(arm, output)) is not None]
 
 
@@ -111,11 +116,14 @@ def _run_on_ray(work: dict[str, Any], cluster: ClusterConfig, output: str, displ
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
+    number = 0
     while thread.is_alive():
         thread.join(POLL_S)
-        status = read_status(output)
-        if display is not None and status is not None:
+        while display is not None and (status := read_status(output, number)) is not None:
             display.show(status)
+            if not status.ended:
+                break
+            number += 1
     if outcome[0] is not None:
         raise _explained(outcome[0]) from outcome[0]
 

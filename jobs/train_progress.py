@@ -34,17 +34,18 @@ class TrainDisplay:
     """(step, seconds) of the current training when this command began or resumed it."""
     _next_line_at: float = field(default=0.0, init=False)
     _last_step: int = field(default=-1, init=False)
+    _ended: bool = field(default=False, init=False)
 
     def show(self, status: Status) -> None:
         progress = status.progress
-        if (status.name, progress.step) == (self._name, self._last_step):
+        if (status.name, progress.step, status.ended) == (self._name, self._last_step, self._ended):
             return
         if status.name != self._name:
             self._name, self._first, self._next_line_at = status.name, (progress.step, progress.seconds), 0.0
-        self._last_step = progress.step
+        self._last_step, self._ended = progress.step, status.ended
         if self.live is not None:
             self.live.update(self._panel(status))
-        elif progress.step == progress.steps or time.monotonic() >= self._next_line_at:
+        elif status.ended or time.monotonic() >= self._next_line_at:
             self._next_line_at = time.monotonic() + JSON_LINE_PERIOD_S
             line = {"event": "progress", "arm": status.name, **_rounded(asdict(progress))}
             print(json.dumps(line), file=self.console.file, flush=True)

@@ -24,6 +24,9 @@ from pipeline.config import ClusterConfig, InputConfig, ModelConfig, Section
 from pipeline.config_io import parse_section, read_mapping
 from pipeline.errors import ConfigError
 
+BASE = "base"
+"""The folder of a base that is trained first, and its name in `--arms`; no arm may have this name."""
+
 _ARM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 
 
@@ -37,6 +40,9 @@ class LoopConfig(Section):
     batch_size: int = Field(8, ge=1, description="sequences of one optimizer step, over all workers and accumulation")
     accumulation: int = Field(1, ge=1, description="forward passes that make up the batch; must divide it")
     lr: float = Field(1e-3, gt=0.0, description="peak learning rate of AdamW")
+    adam_beta2: float = Field(
+        0.999, gt=0.0, lt=1.0, description="memory of AdamW's squared gradients; less pays in short trainings"
+    )
     schedule: Literal["cosine", "constant"] = Field("cosine", description="cosine: down to a tenth of lr at the end")
     warmup_steps: int = Field(50, ge=0, description="linear rise to lr")
     clip: float = Field(1.0, gt=0.0, description="largest norm of the gradient")
@@ -140,6 +146,9 @@ class DataConfig(Section):
     outputs: tuple[str, ...] = Field(
         (), description="outputs of `sevenleague run` with extras token_ids and cdf, whose completions are the targets"
     )
+    teacher: Literal["base", "any"] = Field(
+        "base", description="any: `outputs` may be another model's with the base's vocabulary, as for a draft model"
+    )
     input: InputConfig | None = Field(
         None, description="any data set as in a job file; all of its tokens are targets, the teacher computes the edges"
     )
@@ -159,6 +168,8 @@ class DataConfig(Section):
             raise ValueError("must hold exactly one of outputs, input and exact")
         if self.ids_column is not None and self.input is None:
             raise ValueError("ids_column must be left out unless input is given")
+        if self.teacher != "base" and not self.outputs:
+            raise ValueError(f"teacher must be base unless outputs is given, got {self.teacher}")
         return self
 
 
@@ -217,6 +228,11 @@ class TrainConfig(Section):
             raise ValueError(f"adapter.head must be c for training.objective inverse, got {self.adapter.head}")
         if "kl" in training.loss and self.adapter.head != "c":
             raise ValueError(f"adapter.head must be c for training.loss {training.loss}, got {self.adapter.head}")
+        if self.data.teacher != "base":  # what needs the teacher's own logits would get the base's
+            if "kl" in training.loss:
+                raise ValueError(f"data.teacher must be base for training.loss {training.loss}, got any")
+            if training.proposals == "student":
+                raise ValueError("data.teacher must be base for training.proposals student, got any")
         if self.window.slots >= self.window.sequence_length:
             raise ValueError(
                 f"window.slots must be below window.sequence_length ({self.window.sequence_length}), "
@@ -252,7 +268,7 @@ def arms_of(config: TrainConfig) -> tuple[Arm, ...]:
     arms: list[Arm] = []
     for entry in config.arms or ({"name": config.adapter.head},):
         name = entry.get("name")
-        if not isinstance(name, str) or not _ARM_NAME.fullmatch(name) or name == "base":
+        if not isinstance(name, str) or not _ARM_NAME.fullmatch(name) or name == BASE:
             raise ConfigError(f"arms.name must be letters, digits, '.', '_' and '-', and not base, got {name!r}")
         changes = {key: value for key, value in entry.items() if key != "name"}
         fixed = sorted({"arms", "base", "cluster", "seeds"} & changes.keys())

@@ -11,13 +11,11 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from weakref import WeakKeyDictionary
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from transformers import PreTrainedModel
 
@@ -25,15 +23,12 @@ from workers.blocks import Block
 from workers.kv_cache import KVCache, Slot
 from workers.model_runner import ModelRunner
 
-Floats = npt.NDArray[np.float64]
-
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 """Row counts that are measured, as far as a job can come to them."""
 CALIBRATION_S = 3.0
 """Seconds after which no further row count is begun."""
 _COLUMNS = 448  # that a row sees when the price of columns is measured
 _REPEATS = 3  # of which, on a GPU, the first runs as it is and the second is captured
-_FEW = 8  # points up to which a loop is faster than an array
 _RATE = 0.05  # of the online correction
 _MOST = math.log(2.0)  # a single step counts for no more than a factor of 2: it may have met a pause
 
@@ -61,16 +56,25 @@ class CostModel:
         self._table = [math.exp(entry) for entry in self._measured]
 
     def seconds(self, rows: int, sampled: int, columns: float) -> float:
-        """The first point of `curve`, without arrays: every step asks for it, also those without drafts."""
-        seconds = max(self._at(rows) - self._per_unsampled * (rows - sampled), self._table[0] * 0.5)
-        return (seconds + self._per_column * columns) * math.exp(self._log_scale)
+        """The first point of `curve`."""
+        return self.curve(rows, (0,), sampled, columns, 0.0)[0]
 
-    def curve(self, rows: int, most: int, sampled: int, columns: float, columns_per_row: float) -> Floats:
-        """Seconds `[most + 1]` with 0, 1, .. further sampled rows, each of which sees `columns_per_row` columns."""
-        added = np.arange(most + 1)
-        seconds = self._all_at(rows + added) - self._per_unsampled * (rows - sampled)
-        seconds = np.maximum(seconds, self._table[0] * 0.5) + self._per_column * (columns + columns_per_row * added)
-        return np.asarray(seconds * math.exp(self._log_scale))
+    def curve(
+        self, rows: int, added: Iterable[int], sampled: int, columns: float, columns_per_row: float
+    ) -> list[float]:
+        """Seconds with so many further sampled rows, each of which sees `columns_per_row` columns.
+
+        No arrays: a step asks for a dozen points, and small arrays cost more than the loop.
+        """
+        least, saved, scale = self._table[0] * 0.5, self._per_unsampled * (rows - sampled), math.exp(self._log_scale)
+        return [
+            (max(self._at(rows + more) - saved, least) + self._per_column * (columns + columns_per_row * more)) * scale
+            for more in added
+        ]
+
+    def bends(self, rows: int, most: int) -> list[int]:
+        """Numbers of further rows, below `most`, at which the price of the next one changes."""
+        return [entry - rows for entry in self._rows if rows < entry < rows + most]
 
     def observe(self, rows: int, sampled: int, columns: float, seconds: float) -> None:
         """Correct the scale of everything and the entries next to `rows` by a forward that was timed."""
@@ -98,12 +102,6 @@ class CostModel:
             return table[right]
         part = (rows - known[right - 1]) / (known[right] - known[right - 1])
         return table[right - 1] + part * (table[right] - table[right - 1])
-
-    def _all_at(self, rows: npt.NDArray[np.int64]) -> Floats:
-        """`_at` of ascending numbers of rows."""
-        if self._stepwise or rows[-1] > self._rows[-1] or len(rows) < _FEW:
-            return np.array([self._at(one) for one in rows.tolist()])
-        return np.interp(rows, self._rows, self._table)
 
 
 _calibrations: WeakKeyDictionary[PreTrainedModel, dict[tuple[object, ...], Calibration]] = WeakKeyDictionary()

@@ -13,7 +13,7 @@ from typing import cast
 from torch import Tensor
 
 from pipeline.config import DecodingConfig, EngineConfig, Windowed
-from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, BranchingDrafter, Drafter, Proposal, StepOutcome
+from workers.drafters.base import EMPTY_PROPOSAL, BranchingDrafter, Drafter, Proposal, StepOutcome
 from workers.drafters.build import build_drafter
 from workers.model_loading import LoadedModel
 from workers.model_runner import ModelRunner
@@ -59,12 +59,13 @@ class Speculation:
         windows = self._policy.windows(self._load)
         self._learning = windows.learning
         proposals = [EMPTY_PROPOSAL] * len(decoding)
+        self._draft_rows = 0
         if any(windows.rows):
             if schedule.num_waiting == 0:
                 remaining = [scheduler.expected_remaining(sequence) for sequence in decoding]
                 self._load = replace(self._load, values=token_values(remaining))
             proposals = self._policy.select(self._proposed(decoding, windows), self._load)
-        self._draft_rows = sum(len(p.draft) + p.extra_rows for p in proposals)
+            self._draft_rows = sum(len(p.draft) + p.extra_rows for p in proposals)
         self._seconds = time.perf_counter() - began
         return proposals
 
@@ -133,8 +134,9 @@ class Speculation:
         cut = []
         for sequence, rows, depth, proposal in zip(decoding, most, depths, proposals, strict=True):
             assert len(proposal.draft) <= rows, (self._drafter.name, len(proposal.draft), rows)
-            draft = proposal.draft.up_to_depth(depth) if len(proposal.draft) else EMPTY_DRAFT
-            cut.append(self._within_context(sequence, proposal.bought(draft, extra=True)))
+            if len(proposal.draft) > depth:
+                proposal = proposal.bought(proposal.draft.up_to_depth(depth), extra=True)
+            cut.append(self._within_context(sequence, proposal))
         return cut
 
     def _within_context(self, sequence: Sequence, proposal: Proposal) -> Proposal:

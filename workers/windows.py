@@ -15,15 +15,14 @@ value time less; the quotient would, and buy rows that save less time later than
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
-
-import numpy as np
-import numpy.typing as npt
+from itertools import accumulate
+from operator import itemgetter, truediv
 
 from pipeline.config import AutoConfig, Windowed
 from workers.adaptive_window import AdaptiveWindow
-from workers.cost_model import CostModel, Floats, calibrate
+from workers.cost_model import CostModel, calibrate
 from workers.drafters.base import EMPTY_DRAFT, Draft, Proposal
 from workers.latch import Latch
 from workers.model_runner import ModelRunner
@@ -33,7 +32,11 @@ _RATE = 0.05
 _CHEAP = 1.2
 _LEARN_SHARE = 0.004
 """Of the time of steps without drafts, what the drafter may take of them to learn."""
-_SAFETY = 0.5  # of the last threshold: candidates that score less were not worth a row, and need not be proposed
+_SAFETY = 0.75  # of the last threshold: candidates that score less were not worth a row, and need not be proposed
+_PRIOR_ROWS = 20.0  # accepted rows that scores are trusted for before any outcome
+_KEPT = 0.995
+"""Of the outcomes of bought rows, from one step with drafts to the next: scores that nothing is bought by are trusted
+again after some hundred steps."""
 
 
 class GoodputController:
@@ -48,6 +51,7 @@ class GoodputController:
         self._learning = True
         self._learn_debt_s = 0.0  # what the last learning step took beyond the share; the steps after it pay it back
         self._threshold = 0.0
+        self._claimed = self._accepted = 0.0  # rows, by their scores and in truth, the older ones counting ever less
 
     def windows(self, load: StepLoad) -> Windows:
         """Nothing when the latch is off or when not even certain guesses would pay for their rows.
@@ -63,38 +67,47 @@ class GoodputController:
         most = min(load.room.free_rows, self._config.max_draft_rows)
         if not sequences or most <= 0:
             return Windows([0] * sequences)
-        seconds = self._seconds(load, most)
-        rate = sequences / (self._decode_seconds(load, 0) if load.prompt_rows else seconds)[0]
+        added = sorted({*self._cost.bends(load.room.base_rows, most), min(most, self._config.max_window), most})
+        plain_s, *seconds = self._seconds(load, (0, *added))
+        rate = sequences / (self._decode_seconds(load, (0,))[0] if load.prompt_rows else plain_s)
         # B rows pay if their accepted tokens, at most B, exceed what plain decoding makes in the time that they take.
-        least_yield = rate * (seconds[1:] - seconds[0]) / np.arange(1, most + 1)
-        paying = np.flatnonzero(least_yield < 1.0)
-        if not len(paying):
+        # Between two bends the least of the quotients is at an end.
+        yields = [rate * (after - plain_s) / rows for rows, after in zip(added, seconds, strict=True)]
+        paying = [rows for rows, least_yield in zip(added, yields, strict=True) if least_yield < 1.0]
+        if not paying:
             return Windows([0] * sequences)
-        rows = min(self._config.max_window, int(paying[-1]) + 1)
-        return Windows([rows] * sequences, max(float(least_yield.min()), _SAFETY * self._threshold))
+        least_score = max(min(yields), _SAFETY * self._threshold) / self._honesty
+        return Windows([min(self._config.max_window, paying[-1])] * sequences, least_score)
 
     def select(self, proposals: Sequence[Proposal], load: StepLoad) -> list[Proposal]:
-        scores, owners = _candidates(proposals, load.values)
-        most = min(load.room.free_rows, self._config.max_draft_rows, len(scores))
-        order = np.argsort(-scores, kind="stable")[:most]  # stable: a parent stays before a child of equal score
-        seconds = self._seconds(load, most + 1)
-        alone = self._decode_seconds(load, most) if load.prompt_rows else seconds[: most + 1]
-        gained = sum(load.values) + np.concatenate([[0.0], np.cumsum(scores[order])])
-        rate = float((gained / alone).max())
-        best = int(np.argmax(gained - rate * seconds[: most + 1]))
+        honesty = self._honesty
+        ranked = _ranked(proposals, [honesty * value for value in load.values])
+        most = min(load.room.free_rows, self._config.max_draft_rows, len(ranked))
+        seconds = self._seconds(load, range(most + 2))
+        alone = self._decode_seconds(load, range(most + 1)) if load.prompt_rows else seconds
+        gained = list(accumulate((score for score, _, _ in ranked[:most]), initial=sum(load.values)))
+        rate = max(map(truediv, gained, alone))
+        surplus = [tokens - rate * s for tokens, s in zip(gained, seconds, strict=False)]
+        best = surplus.index(max(surplus))
         self._threshold += 0.2 * (rate * (seconds[best + 1] - seconds[best]) - self._threshold)
-        drafts = _kept(proposals, owners, order[:best])
+        kept: list[list[int]] = [[] for _ in proposals]
+        for _, owner, node in ranked[:best]:
+            kept[owner].append(node)
         buys_extra = self._extra_pays(proposals, load, best, rate)
-        return [p.bought(draft, extra=buys_extra) for draft, p in zip(drafts, proposals, strict=True)]
+        return [_bought(p, nodes, extra=buys_extra) for p, nodes in zip(proposals, kept, strict=True)]
 
     def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
-        pass
+        self._claimed += sum(draft.scores)
+        self._accepted += num_accepted
 
     def measured(self, step: StepMeasure) -> None:
         load = step.load
         columns = _columns(load) + step.draft_rows * _mean_columns(load)
         self._cost.observe(step.rows, step.sampled_rows, columns, step.forward_s)
-        if not self._drafting:
+        if self._drafting:
+            self._claimed *= _KEPT
+            self._accepted *= _KEPT
+        else:
             spent_s = step.draft_s if self._learning else self._learn_debt_s
             self._learn_debt_s = spent_s - _LEARN_SHARE * step.total_s
         overhead_s = self._overhead_s[self._drafting]
@@ -107,43 +120,49 @@ class GoodputController:
     def finish(self, key: int) -> None:
         pass
 
+    @property
+    def _honesty(self) -> float:
+        """What part of the scores of bought rows came true. Where many candidates compete, those that are bought are
+        also those whose scores err upwards, however well every kind of them is calibrated."""
+        return min(1.0, (self._accepted + _PRIOR_ROWS) / (self._claimed + _PRIOR_ROWS))
+
     def _rows_are_cheap(self, sequences: int) -> bool:
         """Whether a draft row for every sequence makes the step hardly longer."""
         plain, drafted = (self._cost.seconds(rows, rows, 0) for rows in (sequences, 2 * sequences))
         return drafted < _CHEAP * plain
 
-    def _seconds(self, load: StepLoad, most: int) -> Floats:
-        """Time of the step with 0 .. `most` draft rows."""
-        curve = self._cost.curve(load.room.base_rows, most, len(load.keys), _columns(load), _mean_columns(load))
-        return curve + self._overhead_s[True]
+    def _seconds(self, load: StepLoad, added: Iterable[int]) -> list[float]:
+        """Time of the step with so many draft rows."""
+        curve = self._cost.curve(load.room.base_rows, added, len(load.keys), _columns(load), _mean_columns(load))
+        return [seconds + self._overhead_s[True] for seconds in curve]
 
-    def _decode_seconds(self, load: StepLoad, most: int) -> Floats:
+    def _decode_seconds(self, load: StepLoad, added: Iterable[int]) -> list[float]:
         """The same if the step held no prompt rows."""
-        return self._seconds(replace(load, room=StepRoom(len(load.keys), load.room.free_rows)), most)
+        return self._seconds(replace(load, room=StepRoom(len(load.keys), load.room.free_rows)), added)
 
     def _extra_pays(self, proposals: Sequence[Proposal], load: StepLoad, bought: int, rate: float) -> bool:
         """Rows of two-dimensional windows and branches are bought as one item, by what they were measured to yield."""
         extra = sum(p.extra_rows for p in proposals)
         if not extra or bought + extra > min(load.room.free_rows, self._config.max_draft_rows):
             return False
-        seconds = self._seconds(load, bought + extra)
-        extra_yield = sum(p.extra_yield for p in proposals)
-        return bool(extra_yield > rate * (seconds[bought + extra] - seconds[bought]))
+        without_s, with_s = self._seconds(load, (bought, bought + extra))
+        return sum(p.extra_yield for p in proposals) > rate * (with_s - without_s)
 
 
-def _candidates(proposals: Sequence[Proposal], values: Sequence[float]) -> tuple[Floats, npt.NDArray[np.int64]]:
-    """Worth `[N]` of every proposed node, sequence after sequence, and the sequence of each."""
-    scores = [value * score for p, value in zip(proposals, values, strict=True) for score in p.draft.scores]
-    return np.array(scores, dtype=np.float64), np.repeat(np.arange(len(proposals)), [len(p.draft) for p in proposals])
+def _ranked(proposals: Sequence[Proposal], values: Sequence[float]) -> list[tuple[float, int, int]]:
+    """Worth, sequence and index of every proposed node, best first; among equals a parent stays before its child."""
+    nodes = [
+        (value * score, owner, node)
+        for owner, (p, value) in enumerate(zip(proposals, values, strict=True))
+        for node, score in enumerate(p.draft.scores)
+    ]
+    return sorted(nodes, key=itemgetter(0), reverse=True)
 
 
-def _kept(proposals: Sequence[Proposal], owners: npt.NDArray[np.int64], bought: npt.NDArray[np.int64]) -> list[Draft]:
-    first = np.concatenate([[0], np.cumsum([len(p.draft) for p in proposals])])
-    nodes: list[list[int]] = [[] for _ in proposals]
-    for candidate in bought.tolist():
-        owner = int(owners[candidate])
-        nodes[owner].append(candidate - int(first[owner]))
-    return [p.draft.keep(kept) if kept else EMPTY_DRAFT for p, kept in zip(proposals, nodes, strict=True)]
+def _bought(proposal: Proposal, nodes: list[int], *, extra: bool) -> Proposal:
+    if len(nodes) == len(proposal.draft) and not proposal.extra_rows:
+        return proposal
+    return proposal.bought(proposal.draft.keep(nodes) if nodes else EMPTY_DRAFT, extra=extra)
 
 
 def _columns(load: StepLoad) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -133,6 +134,7 @@ def test_a_new_base_and_interrupted_arms_end_as_undisturbed_ones(
         assert needs_base(config, place.output)
         train_base(config, place)
         assert not needs_base(config, place.output)
+        assert run_training(config, [], place.output)[0]["steps"] == 4  # the base alone, which is there
         for arm in arms_of(config):
             if is_cut:
                 with pytest.raises(Interrupted):
@@ -151,16 +153,31 @@ def test_a_base_that_did_not_make_the_data_is_refused(
     make_job: MakeJob, run_here: Any, tmp_path: Path, tiny_model_dir: Callable[[str], Path]
 ) -> None:
     import torch
+    from transformers import AutoTokenizer
 
     from workers.ptp.arms import Place, train_arm
 
     job = make_job(
-        ["one", "two"], output={"extras": ["token_ids", "cdf"]}, sampling={"coupling": "inverse_cdf", "max_tokens": 4}
+        ["one", "two", "three", "four", "five", "six"],
+        output={"extras": ["token_ids", "cdf"]},
+        sampling={"coupling": "inverse_cdf", "max_tokens": 4},
     )
     run_here(job)
     data = train_data(tiny_model_dir("qwen3"), data={"outputs": str(job.output)})
     (arm, _) = arms_of(parse_train(data))
     with pytest.raises(ConfigError, match=r"base.model must be the model that made data.outputs"):
+        train_arm(arm, Place(str(tmp_path / "out"), torch.device("cpu")))
+
+    # It is another model's adapter that is wanted, say a smaller one's: the vocabulary decides.
+    wanted = {**data, "data": {"outputs": str(job.output), "teacher": "any", "held_out": 0.5}}
+    (arm, _) = arms_of(parse_train(wanted))
+    assert train_arm(arm, Place(str(tmp_path / "any"), torch.device("cpu")))["steps"] == 6
+    other = shutil.copytree(tiny_model_dir("qwen3"), tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(other)
+    tokenizer.add_tokens(["new"])
+    tokenizer.save_pretrained(other)
+    (arm, _) = arms_of(parse_train({**wanted, "base": str(other)}))
+    with pytest.raises(ConfigError, match=r"base.model must have the vocabulary of the model that made data.outputs"):
         train_arm(arm, Place(str(tmp_path / "out"), torch.device("cpu")))
     (arm, _) = arms_of(parse_train({**data, "adapt": {"temperature": 0.5}}))
     with pytest.raises(ConfigError, match=r"adapt must be left out or as data.outputs were sampled \(temperature 0.8"):
@@ -207,15 +224,17 @@ def test_progress_without_and_with_a_terminal() -> None:
     from workers.ptp.process import Status
     from workers.ptp.trainer import TrainProgress
 
-    def status(step: int) -> Status:
-        return Status("o", 1, 3, TrainProgress(step, 10, 2.0 * step, 1.5, 1e-3, {"loss": 2.0, "correct": 1.25}))
+    def status(step: int, *, ended: bool = False) -> Status:
+        progress = TrainProgress(step, 10, 2.0 * step, 1.5, 1e-3, {"loss": 2.0, "correct": 1.25})
+        return Status("o", 1, 3, progress, ended)
 
     lines = io.StringIO()
     display = TrainDisplay(Console(file=lines), None)
-    for step in (1, 2, 2, 10):
+    for step in (1, 2, 2, 8):
         display.show(status(step))
+    display.show(status(8, ended=True))  # it stopped early
     shown = [json.loads(line) for line in lines.getvalue().splitlines()]
-    assert [(line["arm"], line["step"]) for line in shown] == [("o", 1), ("o", 10)]
+    assert [(line["arm"], line["step"]) for line in shown] == [("o", 1), ("o", 8)]
     assert shown[1]["metrics"] == {"loss": 2.0, "correct": 1.25}
 
     screen = io.StringIO()

@@ -45,6 +45,11 @@ def test_a_file_without_arms_is_one_arm_named_by_its_head() -> None:
     [
         ({"data": {}}, "data must hold exactly one of outputs, input and exact"),
         ({"data": {"exact": {}, "outputs": "x"}}, "data must hold exactly one of outputs, input and exact"),
+        ({"data": {"exact": {}, "teacher": "any"}}, "data.teacher must be base unless outputs is given, got any"),
+        (
+            {"data": {"outputs": "x", "teacher": "any"}, "adapter": {"head": "c"}, "training": {"loss": "kl"}},
+            "data.teacher must be base for training.loss kl, got any",
+        ),
         ({"base": {}}, "base must hold exactly one of model and pretrain"),
         ({"data": {"exact": {"kinds": 1}}}, "data.exact.kinds must be a known key (did you mean 'data.exact.kind'?)"),
         ({"adapter": {"head": "z"}}, "adapter.head must be one of o, c, got 'z'"),

@@ -36,7 +36,15 @@ def test_columns_cost_and_rows_without_logits_save() -> None:
     cost = CostModel(EXAMPLE)
     assert cost.seconds(8, 8, 1000) == pytest.approx(0.013)
     assert cost.seconds(8, 3, 0) == pytest.approx(0.0115)
-    assert cost.curve(8, 2, 8, 100, 50).tolist() == pytest.approx([0.0121, 0.01315, 0.0142])
+    assert cost.curve(8, range(3), 8, 100, 50) == pytest.approx([0.0121, 0.01315, 0.0142])
+
+
+def test_the_price_of_a_row_changes_at_the_bends_only() -> None:
+    cost = CostModel(EXAMPLE)
+    assert cost.bends(4, 20) == [4, 12]
+    assert cost.bends(8, 8) == []
+    price = np.diff(cost.curve(4, range(21), 4, 0, 0.0))
+    assert (np.flatnonzero(np.abs(np.diff(price)) > 1e-9) + 1).tolist() == [4]  # beyond 16 the last slope goes on
 
 
 seconds = st.floats(1e-4, 1.0)
@@ -49,7 +57,7 @@ def test_more_rows_never_cost_less_whatever_was_measured(table: list[float], ste
     cost = CostModel(Calibration(ROWS[: len(table)], tuple(table), 0.0, 0.0))
     for rows, took in steps:
         cost.observe(rows, rows, 0, took)
-    assert (np.diff(cost.curve(1, 600, 1, 0, 0.0)) >= -1e-12).all()
+    assert (np.diff(cost.curve(1, range(601), 1, 0, 0.0)) >= -1e-12).all()
 
 
 @pytest.mark.parametrize("rows", [1, 8, 12])

@@ -84,6 +84,24 @@ def test_windows_ask_for_what_may_pay_and_name_the_score_below_which_nothing_doe
     assert controller().windows(load(0, 100)).rows == []
 
 
+def test_scores_that_promise_too_much_are_worth_less() -> None:
+    """At 8 rows a row must be accepted with a probability of 0.5; half of what 0.8 promises comes true."""
+    policy = controller(Calibration((1, 8, 32), (0.008, 0.008, 0.020), 0.0, 0.0))
+    step = load(8, 100)
+    some = [chain((0.8,))] * 8
+    assert [len(p.draft) for p in policy.select(proposals(*some), step)] == [1] * 8
+    policy._latch = Latch(lambda sequences: True)
+    before = policy.windows(step).min_score
+    for i in range(1000):
+        policy.observe(0, some[0], i % 5 < 2)
+    assert policy.windows(step).min_score > 1.5 * before
+    assert [len(p.draft) for p in policy.select(proposals(*some), step)] == [0] * 8
+    for _ in range(1000):  # steps that buy nothing tell nothing: in the end they try again
+        policy.measured(measured(step, 0.009, 8))
+    policy._overhead_s[True] = 0.0
+    assert [len(p.draft) for p in policy.select(proposals(*some), step)] == [1] * 8
+
+
 def test_prompt_rows_do_not_make_rows_look_cheap() -> None:
     """8 tokens take 10 ms without the prompt and a row costs 1 ms, so 0.7 tokens do not pay for it. The quotient alone
     would buy it: 0.7 tokens in 1 ms are more than 8 tokens in 110 ms."""

@@ -54,28 +54,25 @@ class _Blend:
         ]
 
     def _blended(self, state: _State, least: float) -> list[Claim]:
-        recycled, key_length = self._recycling.probabilities(state[1], least * NEGLIGIBLE)
-        if not state[0]:
-            buckets = self._by_recycling.of(0, key_length)
-            return [(token, p, buckets[int(p * 4)]) for token, p in recycled.items() if p > least]
-        matched, length = self._suffix.probabilities(state[0])
+        matches, context = state
+        matched, length = self._suffix.probabilities(matches)
         weight = trust(length)
+        recycled, key_length = self._recycling.probabilities(context, least * NEGLIGIBLE, 1.0 - weight)
         length = min(length, _MAX_LENGTH)
-        buckets = self._by_recycling.of(length, key_length)
+        by_recycling = self._by_recycling.of(length, key_length)
         claims = []
-        for token, p in recycled.items():
-            if token not in matched:
-                claimed = (1 - weight) * p
+        if matched:
+            by_suffix = self._by_suffix.of(length, key_length)
+            for token, p in matched.items():
+                suffix_part = weight * p
+                recycling_part = recycled.pop(token, 0.0)
+                claimed = suffix_part + recycling_part
                 if claimed > least:
+                    buckets = by_suffix if suffix_part > recycling_part else by_recycling
                     claims.append((token, claimed, buckets[int(claimed * 4)]))
-        by_suffix = self._by_suffix.of(length, key_length)
-        for token, p in matched.items():
-            suffix_part = weight * p
-            recycling_part = (1 - weight) * recycled.get(token, 0.0)
-            claimed = suffix_part + recycling_part
+        for token, claimed in recycled.items():
             if claimed > least:
-                own = by_suffix if suffix_part > recycling_part else buckets
-                claims.append((token, claimed, own[int(claimed * 4)]))
+                claims.append((token, claimed, by_recycling[int(claimed * 4)]))
         return claims
 
 

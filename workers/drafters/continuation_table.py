@@ -34,3 +34,8 @@ class ContinuationTable:
         if rows.pop(context, None) is None and len(rows) >= self._capacity:
             del rows[next(iter(rows))]
         rows[context] = candidates
+
+    def store_all(self, context: Context, candidates: Candidates) -> None:
+        """The same for a context and all that it ends with."""
+        for start in range(len(context)):
+            self.store(context[start:], candidates)

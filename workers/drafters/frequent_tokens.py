@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 _UNSEEN = 32  # tokens that are taken to have been something else, so that the first few do not look certain
 
@@ -15,17 +15,22 @@ class FrequentTokens:
         self._top_k = top_k
         self._counts: Counter[int] = Counter()
         self._total = 0
-        self._top: list[int] = []
-        self.probabilities: dict[int, float] = {}
-        """Relative frequencies of the most frequent tokens, with some mass left for all others."""
+        self._added: list[int] = []  # since the top was last asked for: a step adds for every sequence, then asks
+        self._probabilities: dict[int, float] = {}
 
-    def add(self, tokens: Iterable[int]) -> None:
+    @property
+    def probabilities(self) -> dict[int, float]:
+        """Relative frequencies of the most frequent tokens, with some mass left for all others."""
+        if self._added:
+            candidates = dict.fromkeys([*self._probabilities, *self._added])
+            top = sorted(candidates, key=self._counts.__getitem__, reverse=True)[: self._top_k]
+            total = self._total + _UNSEEN
+            self._probabilities = {token: self._counts[token] / total for token in top}
+            self._added.clear()
+        return self._probabilities
+
+    def add(self, tokens: Sequence[int]) -> None:
         for token in tokens:
             self._counts[token] += 1
-            self._total += 1
-            if token not in self._top:
-                self._top.append(token)
-            self._top.sort(key=self._counts.__getitem__, reverse=True)
-            del self._top[self._top_k :]
-        total = self._total + _UNSEEN
-        self.probabilities = {token: self._counts[token] / total for token in self._top}
+        self._total += len(tokens)
+        self._added += tokens

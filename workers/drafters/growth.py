@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
-from workers.drafters.base import EMPTY_DRAFT, Draft, DraftContext, Proposal
+from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, Draft, DraftContext, Proposal
 
 _MIN_SCORE = 0.0005  # a row that is accepted less often than this is never worth proposing
 _MIN_CLAIM = 0.005  # smaller claims cost more time than they win
@@ -140,15 +140,15 @@ def grow(predictor: Predictor[State], root: Place[State], max_rows: int, min_sco
             least = max(worst / score * _MARGIN, _MIN_CLAIM)
             place = (places[parent] if parent >= 0 else root).child(predictor, token, least)
             places.append(place)
-    return Draft(tuple(tokens), tuple(parents), tuple(scores), tuple(drafters))
+    return Draft(tuple(tokens), tuple(parents), tuple(scores), tuple(drafters)) if tokens else EMPTY_DRAFT
 
 
-def grade(predictor: Predictor[State], root: Place[State], emitted: Sequence[int]) -> None:
-    """Record for each emitted token which of the predictor's claims came true."""
+def grade(predictor: Predictor[State], root: Place[State], emitted: Sequence[int], least: float = _MIN_CLAIM) -> None:
+    """Record for each emitted token which of the predictor's claims (of more than `least`) came true."""
     place = root
     for i, token in enumerate(emitted):
         if i:
-            place = place.child(predictor, emitted[i - 1])
+            place = place.child(predictor, emitted[i - 1], least)
         for guess, claimed, bucket in place.claims:
             bucket.record(claimed, guess == token)
 
@@ -161,10 +161,12 @@ class Grower(Generic[State]):
 
     def __init__(self, predictor: Predictor[State]) -> None:
         self._predictor = predictor
+        self._least = _MIN_CLAIM  # claims of less would not do for the last proposals, nor are they graded
         self._roots: dict[int, tuple[int, Place[State]]] = {}  # by sample: number of tokens, place after them
 
     def propose(self, contexts: Sequence[DraftContext], max_rows: Sequence[int], min_score: float) -> list[Proposal]:
         floor = max(min_score, _MIN_SCORE)
+        self._least = max(floor * _MARGIN, _MIN_CLAIM)
         proposals = []
         for context, rows in zip(contexts, max_rows, strict=True):
             draft = EMPTY_DRAFT
@@ -173,7 +175,7 @@ class Grower(Generic[State]):
                 root = self._place(context, end)
                 self._roots[context.key] = end, root
                 draft = grow(self._predictor, root, rows, floor)
-            proposals.append(Proposal(draft))
+            proposals.append(EMPTY_PROPOSAL if draft is EMPTY_DRAFT else Proposal(draft))
         return proposals
 
     def grade(self, context: DraftContext, emitted: Sequence[int]) -> State:
@@ -182,11 +184,11 @@ class Grower(Generic[State]):
         end, root = self._roots.pop(context.key, (-1, None))
         if root is None or end != before:  # no draft was wanted, or that step went by unobserved
             root = self._place(context, before)
-        grade(self._predictor, root, emitted)
+        grade(self._predictor, root, emitted, self._least)
         return root.state
 
     def forget(self, context: DraftContext) -> None:
         self._roots.pop(context.key, None)
 
     def _place(self, context: DraftContext, end: int) -> Place[State]:
-        return Place(self._predictor, self._predictor.root(context, end))
+        return Place(self._predictor, self._predictor.root(context, end), self._least)

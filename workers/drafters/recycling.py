@@ -33,11 +33,12 @@ class RecyclingPredictor:
     def advance(self, state: Context, token: int) -> Context:
         return (*state, token)[-self._context :]
 
-    def probabilities(self, state: Context, least: float = 0.0) -> tuple[dict[int, float], int]:
+    def probabilities(self, state: Context, least: float = 0.0, weight: float = 1.0) -> tuple[dict[int, float], int]:
         """Interpolated back-off P_n = trust * table_n + (1 - trust) * P_(n-1) over the known keys of n tokens; P_0 are
-        the tokens' frequencies. Summands below `least` are left out. Also the length of the longest known key."""
+        the tokens' frequencies. All times `weight`; summands below `least` are left out. Also the length of the longest
+        known key."""
         probabilities: dict[int, float] = {}
-        longest, rest = 0, 1.0
+        longest, rest = 0, weight
         get = self._table.get
         for start in range(len(state)):
             known = get(state[start:])
@@ -97,17 +98,13 @@ class RecyclingPredictor:
 
         Rows of the accepted path are stored last: of rows with equal keys, theirs follow the true text.
         """
-        states = [state]
+        contexts = [state]
         for token, parent in zip(outcome.draft.tokens, outcome.draft.parents, strict=True):
-            states.append(self.advance(states[parent + 1], token))
-        accepted = set(outcome.path)
-        order = [row for row in range(len(states)) if row not in accepted] + list(outcome.path)
+            contexts.append(self.advance(contexts[parent + 1], token))
         rows = _candidates(outcome)
-        store = self._table.store
-        for row in order:
-            context, candidates = states[row], rows[row]
-            for start in range(len(context)):
-                store(context[start:], candidates)
+        rejected = [row for row in range(len(contexts)) if row not in outcome.path]
+        for row in (*rejected, *outcome.path):
+            self._table.store_all(contexts[row], rows[row])
         self._frequent.add(outcome.emitted)
 
 
@@ -116,9 +113,12 @@ def _candidates(outcome: StepOutcome) -> list[Candidates]:
     after a similar context is another question, and sharper or flatter probabilities drafted no better."""
     assert outcome.topk_tokens_RK is not None
     assert outcome.topk_probs_RK is not None
-    counts = (outcome.topk_probs_RK >= _LEAST).sum(axis=1).tolist()
-    rows = zip(outcome.topk_tokens_RK.tolist(), outcome.topk_probs_RK.tolist(), counts, strict=True)
-    return [(tuple(tokens[:count]), tuple(probs[:count])) for tokens, probs, count in rows]
+    rows = []
+    for tokens, probs in zip(outcome.topk_tokens_RK.tolist(), outcome.topk_probs_RK.tolist(), strict=True):
+        while probs and probs[-1] < _LEAST:
+            probs.pop()
+        rows.append((tuple(tokens[: len(probs)]), tuple(probs)))
+    return rows
 
 
 class RecyclingDrafter:

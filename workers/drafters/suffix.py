@@ -60,14 +60,15 @@ class SuffixPredictor:
     def probabilities(self, state: Matches) -> tuple[dict[int, float], int]:
         """Each match votes for the token that followed it, with a weight that doubles with every token of its length.
         Also the length of the longest match (0: no match, no probabilities)."""
-        if not state:
-            return {}, 0
-        longest = max(match[2] for match in state)
+        longest, total = 0, 0.0
         votes: dict[int, float] = {}
         for document, position, length, _ in state:
             token = document[position]
-            votes[token] = votes.get(token, 0.0) + 2.0 ** (length - longest)
-        total = sum(votes.values())
+            vote = 2.0**length
+            votes[token] = votes.get(token, 0.0) + vote
+            total += vote
+            if length > longest:
+                longest = length
         return {token: vote / total for token, vote in votes.items()}, longest
 
     def claims(self, state: Matches, least: float) -> list[Claim]:

@@ -34,7 +34,7 @@ class SuffixIndex:
     their owner).
     """
 
-    def __init__(self, key_lengths: tuple[int, ...] = (2, 1), max_positions: int = 16, max_tokens: int = 0) -> None:
+    def __init__(self, key_lengths: tuple[int, ...] = (2, 1), max_positions: int = 8, max_tokens: int = 0) -> None:
         self._key_lengths = key_lengths
         self._max_positions = max_positions
         self._max_tokens = max_tokens
@@ -65,6 +65,8 @@ class SuffixIndex:
         """Append what `tokens[:end]`, of which the document is a part, has beyond it."""
         document = self._documents[name]
         start = len(document)
+        if start >= end:
+            return
         for token in tokens[start:end]:
             position = len(document)
             for length in self._key_lengths:

@@ -26,21 +26,24 @@ inline bool granted() {
     return yes;
 }
 
-// Shapes of the tile registers of this thread while it lives: 0-3 sums, 4-5 inputs, 6-7 weights.
+// Tile registers below `inputs` hold `rows` rows, those from there on sixteen.
+inline void load_shapes(int rows, int inputs) {
+    struct alignas(64) {
+        uint8_t palette = 1, start_row = 0, reserved[14] = {};
+        uint16_t bytes_per_row[16] = {};
+        uint8_t rows[16] = {};
+    } config;
+    for (int i = 0; i < 8; ++i) {
+        config.bytes_per_row[i] = 64;
+        config.rows[i] = i < inputs ? rows : ROWS;
+    }
+    _tile_loadconfig(&config);
+}
+
+// The tile registers of this thread while it lives: 0-3 sums, 4-5 inputs, 6-7 weights.
 class Shapes {
   public:
-    explicit Shapes(int rows) {
-        struct alignas(64) {
-            uint8_t palette = 1, start_row = 0, reserved[14] = {};
-            uint16_t bytes_per_row[16] = {};
-            uint8_t rows[16] = {};
-        } config;
-        for (int i = 0; i < 8; ++i) {
-            config.bytes_per_row[i] = 64;
-            config.rows[i] = i < 6 ? rows : ROWS;
-        }
-        _tile_loadconfig(&config);
-    }
+    explicit Shapes(int rows) { load_shapes(rows, 6); }
     ~Shapes() { _tile_release(); }
 };
 
@@ -114,22 +117,20 @@ void panels(const uint16_t* x, int64_t rows, int64_t inner, const uint16_t* w, c
     }
 }
 
+// Called by all threads of a team.
 inline void linear(const uint16_t* x, int64_t rows, int64_t inner, const uint16_t* w, const uint16_t* bias,
-                   uint16_t* y, int64_t outputs, int threads) {
+                   uint16_t* y, int64_t outputs) {
     const int64_t count = outputs / LANES;
-#pragma omp parallel num_threads(threads)
-    {
-        const Shapes shapes(std::min<int64_t>(rows, ROWS));
+    const Shapes shapes(std::min<int64_t>(rows, ROWS));
 #pragma omp for schedule(static)
-        for (int64_t first = 0; first < count; first += 2) {
-            const auto* own = bias ? bias + first * LANES : nullptr;
-            const auto* from = w + first * inner * LANES;
-            auto* to = y + first * LANES;
-            if (count - first > 1)
-                panels<2>(x, rows, inner, from, own, to, outputs);
-            else
-                panels<1>(x, rows, inner, from, own, to, outputs);
-        }
+    for (int64_t first = 0; first < count; first += 2) {
+        const auto* own = bias ? bias + first * LANES : nullptr;
+        const auto* from = w + first * inner * LANES;
+        auto* to = y + first * LANES;
+        if (count - first > 1)
+            panels<2>(x, rows, inner, from, own, to, outputs);
+        else
+            panels<1>(x, rows, inner, from, own, to, outputs);
     }
 }
 

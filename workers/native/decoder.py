@@ -121,23 +121,24 @@ class NativeDecoder:
         fields of a model with an adapter (`NativeAdapter.fields`).
         """
         ordinary = [block for block in blocks if block.inputs_RE is None]
-        ids_T = np.fromiter(chain.from_iterable(block.tokens for block in ordinary), np.int64)
+        ids_T = np.fromiter(chain.from_iterable([block.tokens for block in ordinary]), np.int64)
         hidden_TE = F.embedding(torch.from_numpy(ids_T), self._embedding_VE)
-        inputs = [block.inputs_RE.to(self.dtype) for block in blocks if block.inputs_RE is not None]
-        if inputs:
+        if len(ordinary) < len(blocks):
             assert adapted is not None, "auxiliary rows need an adapter"
+            auxiliary = [block for block in blocks if block.inputs_RE is not None]
+            inputs = [block.inputs_RE.to(self.dtype) for block in auxiliary if block.inputs_RE is not None]
             hidden_TE = torch.cat([hidden_TE, *inputs])
-        arrays = step_arrays([*ordinary, *(block for block in blocks if block.inputs_RE is not None)])
+            ordinary += auxiliary
+        arrays = step_arrays(ordinary)
         table_P2D = self._rotary_table(int(arrays["position"].max()) + 1)
         logits_SV = torch.empty(len(arrays["sampled"]), self.fields.vocabulary, dtype=self.dtype)
-        step = _Step(
-            rows=len(hidden_TE),
-            first_auxiliary=len(ids_T),
-            num_sampled=len(arrays["sampled"]),
-            threads=torch.get_num_threads(),
-            rotary=table_P2D.data_ptr(),
-            **{name: array.ctypes.data for name, array in arrays.items()},
-        )
+        memory = np.concatenate(list(arrays.values()))  # asking one array for its address is enough
+        address, addresses = memory.ctypes.data, []
+        for array in arrays.values():
+            addresses.append(address)
+            address += array.nbytes
+        sizes = (len(hidden_TE), len(ids_T), len(logits_SV), torch.get_num_threads())
+        step = _Step(*sizes, *addresses, table_P2D.data_ptr())
         fields = self.fields if adapted is None else adapted
         self._forward(ctypes.byref(fields), ctypes.byref(step), hidden_TE.data_ptr(), logits_SV.data_ptr())
         return logits_SV[:, : self.vocabulary]
@@ -203,6 +204,9 @@ def _entry(dtype: torch.dtype) -> Any:
     return entry
 
 
+_NOTHING = np.zeros(0, np.int64), np.zeros(0, np.int64)
+
+
 def packed(weight_NM: Tensor) -> Tensor:
     """Panels of 16 outputs, `[N / 16, M / i, 16, i]` with i = `INNER`; missing outputs of the last panel are zero.
 
@@ -216,38 +220,48 @@ def packed(weight_NM: Tensor) -> Tensor:
 
 
 def step_arrays(blocks: Sequence[Block]) -> dict[str, npt.NDArray[np.int64]]:
-    """Where each row is stored and what it sees, as the kernels want it (`Step` in kernels.cpp).
+    """Where each row is stored and what it sees, as the kernels want it (`Step` in step.h, in the order of its fields).
 
     Worked example, a draft tree (pending a, nodes b, c below a, d below b) behind 10 columns: columns 10..13,
-    contiguous 10 for all, seen rows a: (a), b: (a, b), c: (a, c), d: (a, b, d).
+    contiguous 10 for all, seen rows a: (a), b: (a, b), c: (a, c), d: (a, b, d). A chain needs no seen rows: a, b, c
+    have contiguous 11, 12, 13.
     """
+    places: dict[int, tuple[int, int, int, int]] = {}  # asking a tensor costs more than all the rest of a block
     first_row, per_block, sampled = 0, [], []
-    viewers, seen = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    viewers, seen = [], []
     for block in blocks:
-        kv = block.slot.slab.kv_L2SCKD
-        layer_stride, value_stride, slot_stride = kv.stride()[:3]
-        key_base = kv.data_ptr() + block.slot.index * slot_stride * kv.element_size()
-        place = (key_base, layer_stride, value_stride, block.start)
-        per_block.append((*place, block.columns_seen, first_row, block.mask_RR is None))
-        if block.mask_RR is not None:
-            viewer, seen_row = block.mask_RR.nonzero()
+        slab = block.slot.slab
+        place = places.get(id(slab))
+        if place is None:
+            kv = slab.kv_L2SCKD
+            layer_stride, value_stride, slot_stride = kv.stride()[:3]
+            place = places[id(slab)] = (kv.data_ptr(), slot_stride * kv.element_size(), layer_stride, value_stride)
+        base, slot_bytes, layer_stride, value_stride = place
+        mask_RR, start = block.mask_RR, block.start
+        viewer, seen_row = _NOTHING if mask_RR is None else mask_RR.nonzero()
+        # A chain is causal too: nobody sees later rows, so as many pairs are all. Its rows attend together.
+        causal = mask_RR is None or (block.seen is None and len(viewer) == len(mask_RR) * (len(mask_RR) + 1) // 2)
+        fields = (base + block.slot.index * slot_bytes, layer_stride, value_stride, start - first_row)
+        per_block.append((*fields, start + 1 - first_row if causal else block.columns_seen, causal))
+        if not causal:
             viewers.append(viewer + first_row)
             seen.append(seen_row + first_row)
-        sampled += [first_row + row for row in block.sampled]
+        sampled += [first_row + row for row in block.sampled] if first_row else block.sampled
         first_row += block.num_rows
-    per_row = np.repeat(np.array(per_block, np.int64), [block.num_rows for block in blocks], axis=0)
-    key_base_T, layer_stride_T, value_stride_T, start_T, seen_T, first_row_T, causal_T = np.ascontiguousarray(per_row.T)
-    column_T = np.arange(first_row) - first_row_T + start_T
+    per_row = np.array(per_block, np.int64).repeat([block.num_rows for block in blocks], axis=0)
+    row_T = np.arange(first_row)
+    key_base_T, layer_stride_T, value_stride_T, shift_T, seen_T, causal_T = np.ascontiguousarray(per_row.T)
     seen_begin = np.zeros(first_row + 1, np.int64)
-    np.cumsum(np.bincount(np.concatenate(viewers), minlength=first_row), out=seen_begin[1:])
+    if viewers:
+        np.cumsum(np.bincount(np.concatenate(viewers), minlength=first_row), out=seen_begin[1:])
     return {
         "key_base": key_base_T,
         "layer_stride": layer_stride_T,
         "value_stride": value_stride_T,
-        "column": column_T,
-        "contiguous": np.where(causal_T, column_T + 1, seen_T),
-        "position": np.fromiter(chain.from_iterable(block.positions for block in blocks), np.int64, first_row),
+        "column": row_T + shift_T,
+        "contiguous": seen_T + causal_T * row_T,
+        "position": np.fromiter(chain.from_iterable([block.positions for block in blocks]), np.int64, first_row),
         "seen_begin": seen_begin,
-        "seen": np.concatenate(seen),
+        "seen": np.concatenate(seen) if seen else np.zeros(0, np.int64),
         "sampled": np.array(sampled, np.int64),
     }

@@ -62,19 +62,19 @@ Tile<E> tile_of(int64_t rows, int64_t panels) {
 }
 
 // y[M, N] = x[M, inner] w^T (+ bias); N is a multiple of 16. All rows of a panel group are done while its weights are
-// in the cache, in tiles of almost equal height.
+// in the cache, in tiles of almost equal height. Called by all threads of a team.
 template <class E>
 void linear(const typename E::Value* x, int64_t rows, int64_t inner, const typename E::Value* w,
-            const typename E::Value* bias, typename E::Value* y, int64_t outputs, int threads) {
+            const typename E::Value* bias, typename E::Value* y, int64_t outputs) {
     if (rows == 0) return;
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__)
     if constexpr (std::is_same_v<E, BFloat16>) {
-        if (inner % amx::INNER == 0 && amx::granted()) return amx::linear(x, rows, inner, w, bias, y, outputs, threads);
+        if (inner % amx::INNER == 0 && amx::granted()) return amx::linear(x, rows, inner, w, bias, y, outputs);
     }
 #endif
     const int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, highest = (rows + tiles - 1) / tiles;
     const int64_t width = highest <= 8 ? MOST_PANELS : 2, panels = outputs / LANES;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp for schedule(static)
     for (int64_t first = 0; first < panels; first += width) {
         const int64_t count = std::min(width, panels - first);
         for (int64_t i = 0; i < tiles; ++i) {

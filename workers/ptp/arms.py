@@ -4,6 +4,7 @@
 object                            meaning
 ================================  ==============================================================
 ``base/``                         the base model, where the file has one trained first
+``base.json``                     its figures
 ``<arm>/checkpoint.pt``           where an interrupted training goes on
 ``<arm>/adapter/`` or ``model/``  what was trained
 ``<arm>/result.json``             its figures; written last, so an arm with one is not trained again
@@ -26,23 +27,19 @@ from pipeline import storage
 from pipeline.adapter_config import AdaptConfig, AdapterConfig
 from pipeline.config import ModelConfig
 from pipeline.errors import ConfigError
-from pipeline.train_config import Arm, DataConfig, LoopConfig, PretrainConfig, TrainConfig
+from pipeline.train_config import BASE, Arm, DataConfig, LoopConfig, TrainConfig, parse_train
 from workers.model_loading import LoadedModel, load_model
 from workers.ptp.adapter import base_shape, new_adapter
 from workers.ptp.adapter_task import AdapterTask
 from workers.ptp.checkpoints import load_checkpoint, save_checkpoint
-from workers.ptp.documents import InputSource, OutputSource, Source, check_outputs, is_held_out
-from workers.ptp.exact_source import ExactSource
-from workers.ptp.exact_teachers import make_teacher
+from workers.ptp.documents import check_outputs
 from workers.ptp.next_token_task import NextTokenTask
-from workers.ptp.pretraining import new_llama, number_tokenizer, save_model, train_tokenizer
+from workers.ptp.pretraining import new_llama, save_model
 from workers.ptp.sequences import PackedStream
 from workers.ptp.trainer import Hooks, Task, Trained, TrainProgress, train
+from workers.ptp.training_data import Streams, pretraining_data, source_of
 
-BASE = "base"
-"""The folder of a base that is trained first; no arm may have this name."""
-
-_HELD_OUT_SEED = 2**32
+_FIGURES = ("loss", "correct", "accepted", "perplexity", "reference_perplexity")
 OnProgress = Callable[[TrainProgress], None]
 
 
@@ -73,15 +70,15 @@ def train_base(config: TrainConfig, place: Place, on_progress: OnProgress = lamb
     wanted = config.base.pretrain
     assert wanted is not None
     shape = wanted.shape
-    tokenizer, source = _pretraining_data(config, wanted)
+    tokenizer, source = pretraining_data(config, wanted)
     model = new_llama(shape, len(tokenizer), tokenizer.eos_token_id, wanted.training.seed).to(_device(place))
-    streams = _Streams.of(source, wanted.sequence_length, config.data, wanted.training, _ends(tokenizer.eos_token_id))
+    streams = Streams.of(source, wanted.sequence_length, config.data, wanted.training, _ends(tokenizer.eos_token_id))
     task = NextTokenTask(model, streams.held_out(wanted.training.eval_sequences), wanted.training.batch_size)
     identity = json.dumps([wanted.model_dump(mode="json"), config.data.model_dump(mode="json")], sort_keys=True)
     trained = _run(task, streams.train, wanted.training, place, BASE, identity, on_progress)
     if place.rank == 0:
         save_model(place.path(BASE), model, tokenizer)
-        _write_json(place.path(BASE, "pretraining.json"), {"steps": trained.steps, **trained.metrics})
+        _write_json(_base_result(place.output), _result(BASE, trained, wanted.training.seed))
         storage.delete(place.path(BASE, "checkpoint.pt"))
 
 
@@ -94,9 +91,9 @@ def train_arm(arm: Arm, place: Place, on_progress: OnProgress = lambda progress:
     config = arm.config
     loaded = load_model(base_model(config, place.output), place.device)
     adapt = adapt_of(config)
-    source = _source(config, loaded, adapt)
+    source = source_of(config, loaded, adapt)
     ends = loaded.eos_token_ids
-    streams = _Streams.of(source, config.window.sequence_length, config.data, config.training, ends)
+    streams = Streams.of(source, config.window.sequence_length, config.data, config.training, ends)
     held_out = streams.held_out(config.training.eval_sequences)
     if config.training.objective == "autoregressive":
         model = _new_like(loaded, config.training.seed)
@@ -111,11 +108,19 @@ def train_arm(arm: Arm, place: Place, on_progress: OnProgress = lambda progress:
         if place.rank == 0:
             figures = {"steps": trained.steps, "metrics": trained.metrics}
             adapter.save(place.path(arm.name, "adapter"), adapter.config.model_copy(update=figures))
-    result = _result(arm, trained)
+    result = _result(arm.name, trained, config.training.seed)
     if place.rank == 0:
         _write_json(place.path(arm.name, "result.json"), {"identity": identity, **result})
         storage.delete(place.path(arm.name, "checkpoint.pt"))
     return result
+
+
+def base_figures(output: str) -> list[dict[str, Any]]:
+    """The figures of the base in `output`; none where they were not written, as of a base that was put there."""
+    try:
+        return [json.loads(storage.read_bytes(_base_result(output)))]
+    except FileNotFoundError:
+        return []
 
 
 def finished(arm: Arm, output: str) -> dict[str, Any] | None:
@@ -125,7 +130,7 @@ def finished(arm: Arm, output: str) -> dict[str, Any] | None:
         stored: dict[str, Any] = json.loads(storage.read_bytes(path))
     except FileNotFoundError:
         return None
-    if stored.pop("identity") != arm_identity(arm):
+    if not _is_same(stored.pop("identity"), arm):
         raise ConfigError(f"--output must be empty or hold the same training, got another arm {arm.name!r} in {path!r}")
     return stored
 
@@ -133,6 +138,15 @@ def finished(arm: Arm, output: str) -> dict[str, Any] | None:
 def arm_identity(arm: Arm) -> str:
     """What decides the outcome of an arm but for rounding."""
     return json.dumps(arm.config.model_dump(mode="json", exclude={"cluster", "arms", "seeds"}), sort_keys=True)
+
+
+def _is_same(identity: str, arm: Arm) -> bool:
+    """Whether an identity is that of the arm; keys that came into the form after it was written mean their defaults."""
+    try:
+        written = Arm(arm.name, parse_train(json.loads(identity)))
+    except ConfigError:
+        return False
+    return arm_identity(written) == arm_identity(arm)
 
 
 def adapt_of(config: TrainConfig) -> AdaptConfig:
@@ -175,60 +189,6 @@ def described(data: DataConfig) -> str:
     return ", ".join(storage.without_credentials(path) for path in paths)
 
 
-@dataclass(frozen=True, slots=True)
-class _Streams:
-    """The sequences to train on, and how to get the held-out ones, which are the same for every arm and seed."""
-
-    train: PackedStream
-    evaluation: PackedStream
-
-    @staticmethod
-    def of(source: Source, length: int, data: DataConfig, loop: LoopConfig, ends: frozenset[int]) -> _Streams:
-        share = data.held_out
-        return _Streams(
-            PackedStream(source, length, loop.seed, lambda row_id: not is_held_out(row_id, share), ends),
-            PackedStream(source, length, _HELD_OUT_SEED, lambda row_id: is_held_out(row_id, share), ends),
-        )
-
-    def held_out(self, count: int) -> Any:
-        return self.evaluation.take(count)
-
-
-def _source(config: TrainConfig, loaded: LoadedModel, adapt: AdaptConfig) -> Source:
-    data = config.data
-    if data.exact is not None:
-        teacher = make_teacher(data.exact)
-        if teacher.vocabulary != loaded.model.config.vocab_size:
-            raise ConfigError(
-                f"data.exact.vocabulary must be the base's ({loaded.model.config.vocab_size}), got {teacher.vocabulary}"
-            )
-        return ExactSource(teacher, config.window.sequence_length, adapt.sampling(), data.exact.seed)
-    if data.input is not None:
-        end = min(loaded.eos_token_ids, default=None)
-        size = loaded.model.config.vocab_size
-        return InputSource(data.input, data.ids_column, loaded.tokenizer, end, size)
-    jobs = check_outputs(data.outputs)
-    if jobs[0].revision != loaded.revision:
-        raise ConfigError(
-            f"base.model must be the model that made data.outputs (revision {jobs[0].revision}), got {loaded.name!r} "
-            f"of revision {loaded.revision}"
-        )
-    return OutputSource(jobs, loaded.tokenizer, loaded.max_context)
-
-
-def _pretraining_data(config: TrainConfig, wanted: PretrainConfig) -> tuple[Any, Source]:
-    """The tokenizer of a new base, and what it learns from."""
-    if wanted.input is not None:
-        tokenizer = train_tokenizer(wanted.input, wanted.vocabulary)
-        return tokenizer, InputSource(wanted.input, None, tokenizer, tokenizer.eos_token_id, len(tokenizer))
-    exact = config.data.exact
-    if exact is None:
-        raise ConfigError("base.pretrain.input must be given unless data is exact")
-    teacher = make_teacher(exact)
-    params = (config.adapt or AdaptConfig()).sampling()
-    return number_tokenizer(teacher.vocabulary), ExactSource(teacher, wanted.sequence_length, params, exact.seed)
-
-
 def _run(
     task: Task,
     stream: PackedStream,
@@ -258,17 +218,21 @@ def _run(
         return train(task, stream, config, replace(hooks, on_scalars=on_scalars), resume)
 
 
-def _result(arm: Arm, trained: Trained) -> dict[str, Any]:
+def _result(name: str, trained: Trained, seed: int) -> dict[str, Any]:
     metrics = dict(trained.metrics)
-    names = ("loss", "correct", "accepted", "perplexity", "reference_perplexity")
     return {
-        "name": arm.name,
-        **{name: metrics.pop(name, None) for name in names},
+        "name": name,
+        **{figure: metrics.pop(figure, None) for figure in _FIGURES},
         "steps": trained.steps,
         "seconds": round(trained.seconds, 1),
-        "seed": arm.config.training.seed,
+        "seed": seed,
         **metrics,
     }
+
+
+def _base_result(output: str) -> str:
+    """Beside the folder, whose JSON files decide the base's revision."""
+    return storage.join(output, "base.json")
 
 
 def _new_like(loaded: LoadedModel, seed: int) -> Any:

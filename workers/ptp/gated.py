@@ -41,9 +41,17 @@ from pipeline.adapter_config import Variant
 from pipeline.errors import ConfigError
 from workers.attention import ATTENTION_NAME, AttentionLayer, AttentionProbe
 from workers.packing import PackedLinear
+from workers.ptp.rms_norm import epsilon_of, rms_norm
 
 NO_AUXILIARY = sys.maxsize
 """`first` of a forward whose rows are all ordinary."""
+
+
+def autocast_once(x: Tensor) -> Tensor:
+    """`x` as autocast would hand it to a product, so that several products of it need one cast; else as it is."""
+    if not torch.is_autocast_enabled(x.device.type):
+        return x
+    return x.to(torch.get_autocast_dtype(x.device.type))
 
 
 @dataclass(slots=True)
@@ -80,6 +88,7 @@ class GatedLinear(_Gated):
         self.b = nn.Parameter(torch.zeros(linear.out_features, rank, device=device, dtype=dtype))
 
     def forward(self, x: Tensor) -> Tensor:
+        x = autocast_once(x)
         y: Tensor = self.linear(x)
         first, rows = self.gate.first, x.shape[self.row_dim]
         if first >= rows:
@@ -103,16 +112,22 @@ class GatedCopy(_Gated):
         super().__init__(gate)
         self.ordinary = module
         self.own = copy.deepcopy(module).to(dtype).requires_grad_()
+        self._norm_epsilon = epsilon_of(module)
 
     def forward(self, x: Tensor) -> Tensor:
         first, rows = self.gate.first, x.shape[self.row_dim]
         if first == 0:
-            return self.own(x)  # type: ignore[no-any-return]
+            return self._trained(x) if torch.is_grad_enabled() else autocast_once(self.own(x))
         if first >= rows:
-            return self.ordinary(x)  # type: ignore[no-any-return]
+            return autocast_once(self.ordinary(x))
         y: Tensor = self.ordinary(x)
         y.narrow(self.row_dim, first, rows - first).copy_(self.own(x.narrow(self.row_dim, first, rows - first)))
         return y
+
+    def _trained(self, x: Tensor) -> Tensor:
+        if self._norm_epsilon is None:
+            return autocast_once(self.own(x))
+        return rms_norm(x, self.own.get_parameter("weight"), self._norm_epsilon, autocast_once(x).dtype)
 
     def own_state(self) -> dict[str, nn.Parameter]:
         return dict(self.own.named_parameters())

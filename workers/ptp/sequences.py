@@ -1,8 +1,9 @@
 """Documents packed to sequences of one length, in an order that a seed decides, and that a saved state goes on with.
 
 Every epoch goes over the units of a source in a new order, and over the documents of a unit in a new order. Sequences
-are filled from a pool of documents: the oldest, then the oldest that fits the rest, and so on, which leaves little
-padding.
+are filled from a pool of documents, long ones cut to parts: any part of the pool's documents, then any that fits the
+rest, and so on, which leaves little padding. Drawing parts and not documents matters where documents are long: all
+sequences of a batch would be parts of one. Parts of an older epoch come first.
 
 All processes of a data-parallel training read the same sequences and take their share of each batch, so which sequences
 make up step n does not depend on how many processes there are.
@@ -13,9 +14,9 @@ Shape legend: B sequences, S columns.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -60,6 +61,29 @@ class Sequences:
         return Sequences(PackedTokens(*(x.to(device) for x in moved)), low_BS, high_BS)
 
 
+class _Place(NamedTuple):
+    """Where a document is: number `number` of unit `unit`, both in the order of the epoch."""
+
+    epoch: int
+    unit: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pooled:
+    """A document some of whose parts are left: those that begin at `starts`, in ascending order."""
+
+    place: _Place
+    document: Document
+    starts: list[int]
+
+    def fitting(self, room: int, length: int) -> int:
+        """How many parts fit. All but the last of a document are of full length."""
+        if room == length:
+            return len(self.starts)
+        return int(len(self.document) - self.starts[-1] <= room)
+
+
 class PackedStream:
     """Endless sequences of `length` tokens. `state()` and `load_state` go on where another stream was, exactly."""
 
@@ -68,12 +92,13 @@ class PackedStream:
     ) -> None:
         self._source, self._length, self._seed, self._wanted = source, length, seed, wanted
         self._ends = np.asarray(sorted(end_token_ids), np.int64)
-        self._epoch = self._unit = self._taken = 0  # the next document: number `taken` of unit `unit` in the order
-        self._pool: list[Document] = []
-        self._documents: Iterator[Document] | None = None
+        self._next = _Place(0, 0, 0)
+        self._made = 0
+        self._pool: list[_Pooled] = []
         self._empty_epochs = 0
-        self._order: list[int] = []
-        self._order_epoch = -1
+        self._order: tuple[int, list[int]] = (-1, [])
+        self._unit: tuple[int, list[Document]] = (-1, [])
+        self._shuffled: tuple[tuple[int, int], list[Document]] = ((-1, -1), [])
 
     def take(self, count: int) -> Sequences:
         """The next `count` sequences. Raises ConfigError where the source has no document that can be trained on."""
@@ -97,67 +122,89 @@ class PackedStream:
         return Sequences(tokens, torch.from_numpy(low), torch.from_numpy(high))
 
     def state(self) -> dict[str, Any]:
-        """Plain values and tensors."""
-        pool = [
-            [None if x is None else torch.from_numpy(x.copy()) for x in (part.ids, part.is_target, part.low, part.high)]
-            for part in self._pool
-        ]
-        return {"epoch": self._epoch, "unit": self._unit, "taken": self._taken, "pool": pool}
+        """Plain values: where documents are, not what they hold."""
+        pool = [(tuple(pooled.place), list(pooled.starts)) for pooled in self._pool]
+        return {"next": tuple(self._next), "made": self._made, "pool": pool}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        self._epoch, self._unit, self._taken = state["epoch"], state["unit"], state["taken"]
+        self._next, self._made = _Place(*state["next"]), state["made"]
+        places = [_Place(*place) for place, _ in state["pool"]]
+        found = {place: self._documents(place.epoch, place.unit)[place.number] for place in sorted(places)}
         self._pool = [
-            Document(*(None if x is None else x.cpu().numpy() for x in arrays))  # type: ignore[arg-type]
-            for arrays in state["pool"]
+            _Pooled(place, found[place], list(starts)) for place, (_, starts) in zip(places, state["pool"], strict=True)
         ]
-        self._documents = None
 
     def _sequence(self) -> Sequence[Document]:
+        generator = random.Random(f"{self._seed} {self._made}")
+        self._made += 1
         chosen: list[Document] = []
         room = self._length
         while True:
             while len(self._pool) < _POOL:
-                self._pool += self._next_parts()
-            fitting = next((i for i, part in enumerate(self._pool) if len(part) <= room), None)
-            if fitting is None:
+                self._add_document()
+            part = self._drawn(room, generator)
+            if part is None:
                 return chosen
-            chosen.append(self._pool.pop(fitting))
-            room -= len(chosen[-1])
+            chosen.append(part)
+            room -= len(part)
 
-    def _next_parts(self) -> list[Document]:
-        """The next document, cut to what a sequence holds; parts without a target after their first token are left out.
+    def _drawn(self, room: int, generator: random.Random) -> Document | None:
+        """One of the parts that fit, of the oldest epoch that has some, taken from the pool."""
+        counts = [pooled.fitting(room, self._length) for pooled in self._pool]
+        epochs = [pooled.place.epoch for pooled, count in zip(self._pool, counts, strict=True) if count]
+        if not epochs:
+            return None
+        oldest = min(epochs)
+        weights = [count * (pooled.place.epoch == oldest) for pooled, count in zip(self._pool, counts, strict=True)]
+        (index,) = generator.choices(range(len(weights)), weights)
+        pooled = self._pool[index]
+        number = generator.randrange(len(pooled.starts)) if room == self._length else -1
+        start = pooled.starts.pop(number)
+        if not pooled.starts:
+            del self._pool[index]
+        return pooled.document.slice(start, start + self._length)
 
-        Worked example, length 4: 10 tokens become 4 + 4 + 2, or the first 4 alone where edges are stored.
+    def _add_document(self) -> None:
+        """Put the next document into the pool, cut to what a sequence holds.
+
+        Worked example, length 4: 10 tokens become 4 + 4 + 2, or the first 4 alone where edges are stored. Parts without
+        a target after their first token are left out.
         """
-        document = self._next_document()
-        stop = len(document) if self._source.splits_long else min(len(document), self._length)
-        parts = (document.slice(start, start + self._length) for start in range(0, stop, self._length))
-        usable = [part for part in parts if part.is_target[1:].any()]
+        place, document = self._next_document()
+        if not self._source.splits_long:
+            document = document.slice(0, self._length)
+        starts = range(0, len(document), self._length)
+        usable = [start for start in starts if document.is_target[start + 1 : start + self._length].any()]
         if usable:
             self._empty_epochs = 0
-        return usable
+            self._pool.append(_Pooled(place, document, usable))
 
-    def _next_document(self) -> Document:
+    def _next_document(self) -> tuple[_Place, Document]:
         while True:
-            if self._documents is None:
-                self._documents = self._shuffled_unit()
-            document = next(self._documents, None)
-            if document is not None:
-                self._taken += 1
-                return document
-            self._documents, self._taken = None, 0
-            self._unit += 1
-            if self._unit == self._source.units:
-                self._unit, self._epoch = 0, self._epoch + 1
+            place = self._next
+            documents = self._documents(place.epoch, place.unit)
+            if place.number < len(documents):
+                self._next = place._replace(number=place.number + 1)
+                return place, documents[place.number]
+            self._next = _Place(place.epoch, place.unit + 1, 0)
+            if self._next.unit == self._source.units:
+                self._next = _Place(place.epoch + 1, 0, 0)
                 self._empty_epochs += 1
                 if self._empty_epochs == 2:
                     raise ConfigError("data must hold rows to train on and rows to hold out, got too few rows")
 
-    def _shuffled_unit(self) -> Iterator[Document]:
-        if self._order_epoch != self._epoch:
-            self._order = list(range(self._source.units))
-            random.Random(f"{self._seed} {self._epoch}").shuffle(self._order)
-            self._order_epoch = self._epoch
-        documents = list(self._source.read(self._order[self._unit], self._wanted))
-        random.Random(f"{self._seed} {self._epoch} {self._unit}").shuffle(documents)
-        return iter(documents[self._taken :])
+    def _documents(self, epoch: int, unit: int) -> list[Document]:
+        """The documents of unit number `unit` of an epoch, in the order of the epoch."""
+        if self._shuffled[0] == (epoch, unit):
+            return self._shuffled[1]
+        if self._order[0] != epoch:
+            order = list(range(self._source.units))
+            random.Random(f"{self._seed} {epoch}").shuffle(order)
+            self._order = (epoch, order)
+        number = self._order[1][unit]
+        if self._unit[0] != number:
+            self._unit = (number, list(self._source.read(number, self._wanted)))
+        documents = list(self._unit[1])
+        random.Random(f"{self._seed} {epoch} {unit}").shuffle(documents)
+        self._shuffled = ((epoch, unit), documents)
+        return documents

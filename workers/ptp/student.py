@@ -23,7 +23,8 @@ from transformers import AttentionInterface
 
 from workers.attention import softcapped_attention
 from workers.ptp.adapter import Adapter
-from workers.ptp.gated import NO_AUXILIARY, GatedModel
+from workers.ptp.gated import NO_AUXILIARY, GatedModel, autocast_once
+from workers.ptp.slot_attention import slot_attention
 from workers.ptp.windows import PackedTokens, Windows, context_mask
 
 TRAINING_ATTENTION = "sevenleague_training"
@@ -92,13 +93,19 @@ class _SlotLayout:
         K, S = context_key_BKSD.shape[1:3]
         G = query.shape[0] // K
         query_BKGMD = query.to(value.dtype).view(K, G, B, W * L, -1).permute(2, 0, 1, 3, 4)
-        key_BK1WLD, value_BK1WLD = (x.view(K, 1, B, W, L, -1).permute(2, 0, 1, 3, 4, 5) for x in (key, value))
         seen_BWLS, own_LL = self._mask(window, value.dtype)
+        if cap is None:
+            key_BKMD, value_BKMD = (x.view(K, B, W * L, -1).transpose(0, 1).contiguous() for x in (key, value))
+            context = (context_key_BKSD, context_value_BKSD)
+            out_BKGMD = slot_attention(
+                query_BKGMD.contiguous(), key_BKMD, value_BKMD, context, (seen_BWLS, own_LL), scale
+            )
+            return out_BKGMD.permute(0, 3, 1, 2, 4).reshape(B * W * L, K * G, -1)
+        key_BK1WLD, value_BK1WLD = (x.view(K, 1, B, W, L, -1).permute(2, 0, 1, 3, 4, 5) for x in (key, value))
         context_BKQS = query_BKGMD.flatten(2, 3) @ context_key_BKSD.transpose(2, 3)
         own_BKGWLL = query_BKGMD.reshape(B, K, G, W, L, -1) @ key_BK1WLD.to(value.dtype).transpose(-1, -2)
         logits = torch.cat((context_BKQS.view(B, K, G, W, L, S), own_BKGWLL), -1) * scale
-        if cap is not None:
-            logits = torch.tanh(logits / cap) * cap
+        logits = torch.tanh(logits / cap) * cap
         mask_BWLC = torch.cat((seen_BWLS.expand(B, W, L, S), own_LL.expand(B, W, L, L)), -1)
         probs = (logits + mask_BWLC[:, None, None]).softmax(-1, torch.promote_types(logits.dtype, torch.float32))
         probs = probs.to(value.dtype)
@@ -162,7 +169,7 @@ def capture(gated: GatedModel, tokens: PackedTokens, row_N: Tensor | None = None
     if row_N is None:
         row_N = torch.empty(0, dtype=torch.int64, device=tokens.ids_BS.device)
     gated.first = NO_AUXILIARY
-    logits_NV = _forward(gated, tokens.position_BS, row_N, layout, input_ids=tokens.ids_BS.reshape(1, -1))
+    logits_NV = _forward(gated, tokens.position_BS, row_N, layout, gated.embed(tokens.ids_BS.reshape(1, -1)))
     gated.first = 0
     return Captured(tokens, layout.kv, logits_NV)
 
@@ -182,7 +189,7 @@ def slot_logits(
         slot_N = torch.arange(windows.position_BWL.numel(), device=inputs_BWLE.device)
     adapter.gated.first = 0
     inputs_1TE = inputs_BWLE.reshape(1, -1, inputs_BWLE.shape[-1])
-    return _forward(adapter.gated, windows.position_BWL, slot_N, layout, inputs_embeds=inputs_1TE)
+    return _forward(adapter.gated, windows.position_BWL, slot_N, layout, inputs_1TE)
 
 
 @torch.no_grad()
@@ -197,20 +204,25 @@ def continuation_logits(gated: GatedModel, token_BWL: Tensor, windows: Windows, 
     inputs_BWL = torch.cat((windows.before(tokens.ids_BS)[..., None], token_BWL[..., :-1]), -1)
     slot_N = torch.arange(inputs_BWL.numel(), device=inputs_BWL.device)
     gated.first = NO_AUXILIARY
-    logits_NV = _forward(gated, windows.position_BWL, slot_N, layout, input_ids=inputs_BWL.reshape(1, -1))
+    logits_NV = _forward(gated, windows.position_BWL, slot_N, layout, gated.embed(inputs_BWL.reshape(1, -1)))
     gated.first = 0
     return logits_NV
 
 
 def _forward(
-    gated: GatedModel, positions: Tensor, row_N: Tensor, layout: _ContextLayout | _SlotLayout, **inputs: Tensor
+    gated: GatedModel, positions: Tensor, row_N: Tensor, layout: _ContextLayout | _SlotLayout, inputs_1TE: Tensor
 ) -> Tensor:
+    """Logits `[N, V]` of rows. Under autocast the layers' input is narrowed already, or residuals stay wide."""
     tree = gated.tree
     if tree.config._attn_implementation != TRAINING_ATTENTION:
         tree.set_attn_implementation(TRAINING_ATTENTION)
     with _precision(gated):
         output = tree(
-            position_ids=positions.reshape(1, -1), use_cache=False, logits_to_keep=row_N, step=layout, **inputs
+            inputs_embeds=autocast_once(inputs_1TE),
+            position_ids=positions.reshape(1, -1),
+            use_cache=False,
+            logits_to_keep=row_N,
+            step=layout,
         )
     return output.logits[0]  # type: ignore[no-any-return]
 

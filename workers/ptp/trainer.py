@@ -111,7 +111,9 @@ class _Loop:
             {"params": [x for x in self._parameters if x.dim() > 1], "weight_decay": config.weight_decay},
             {"params": [x for x in self._parameters if x.dim() <= 1], "weight_decay": 0.0},
         ]
-        self._optimizer = torch.optim.AdamW([g for g in groups if g["params"]], lr=config.lr, foreach=True)
+        self._optimizer = torch.optim.AdamW(
+            [g for g in groups if g["params"]], lr=config.lr, betas=(0.9, config.adam_beta2), fused=True
+        )
         self._state = _State()
         is_parallel = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._processes = torch.distributed.get_world_size() if is_parallel else 1

@@ -114,6 +114,17 @@ def test_steps_that_went_by_unobserved_are_not_graded() -> None:
     assert table.looked_up[-1] == (1, 3, 6)
 
 
+def test_claims_that_would_not_do_are_neither_looked_at_nor_graded() -> None:
+    """A least score of 0.4 looks at claims of more than 0.2, in case that their scale is above 1."""
+    table = Table({(): [(1, 0.6), (2, 0.3), (3, 0.1)], (1,): [(4, 0.5), (5, 0.15)]})
+    grower = Grower(table)
+    context = DraftContext(0, "g", [7], 1)
+    assert grower.propose([context], [1], 0.4)[0].draft.tokens == (1,)
+    context.tokens += [1, 4]
+    grower.grade(context, (1, 4))
+    assert (table.bucket.hits, table.bucket.expected) == (2, pytest.approx(0.6 + 0.3 + 0.5))
+
+
 def test_no_rows_no_look() -> None:
     table = Table(TREE)
     assert len(Grower(table).propose([DraftContext(0, "g", [7], 1)], [0], 0.0)[0].draft) == 0

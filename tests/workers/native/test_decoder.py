@@ -257,6 +257,10 @@ def test_step_arrays_of_the_worked_example() -> None:
     kv = slots[0].slab.kv_L2SCKD
     assert arrays["key_base"].tolist() == [kv[0, 0, 0].data_ptr()] * 2 + [kv[0, 0, 1].data_ptr()] * 4
     assert all(array.dtype == np.int64 and array.flags.c_contiguous for array in arrays.values())
+    chain = step_arrays([blocks[0], decode_block(slots[1], 10, 9, tree((-1, 0)), None)])
+    assert chain["contiguous"].tolist() == [5, 6, 11, 12, 13], "a chain is causal"
+    assert chain["seen_begin"].tolist() == [0] * 6
+    assert chain["seen"].tolist() == []
 
 
 # ---- independence of rows, bit for bit ------------------------------------------------------------------------------
@@ -349,6 +353,22 @@ def test_a_chunk_of_300_rows_equals_one_at_a_time(dtype: str, runner_of: RunnerO
     chunk = runner.forward([Block(slot, 0, tuple(tokens), rows, None, rows)])
     assert torch.equal(chunk, decode_alone(runner, other, tokens))
     assert torch.equal(slot.slab.kv_L2SCKD, other.slab.kv_L2SCKD)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("family", ["llama_native", "llama_wide_native", "mistral_native"])
+def test_rows_do_not_depend_on_who_attends_with_them(family: str, dtype: str, runner_of: RunnerOf) -> None:
+    """Chunks of every size up to 20, so that groups of all heights begin and end anywhere in a block of columns."""
+    runner = runner_of(family, dtype)
+    tokens = [i * 17 % 300 for i in range(210)]
+    slot, other = new_slot(cache_of(runner), 210), new_slot(cache_of(runner), 210)
+    chunks, start = [], 0
+    for size in range(1, 21):
+        rows = tuple(range(start, start + size))
+        block = Block(slot, start, tuple(tokens[start : start + size]), rows, None, tuple(range(size)))
+        chunks.append(runner.forward([block]))
+        start += size
+    assert torch.equal(torch.cat(chunks), decode_alone(runner, other, tokens))
 
 
 def test_the_order_of_blocks_does_not_matter(runner_of: RunnerOf) -> None:

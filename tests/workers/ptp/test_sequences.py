@@ -74,13 +74,32 @@ def test_long_documents_are_split_or_cut() -> None:
     assert [int(row[0]) for row in cut.ids_BS] == [0, 0, 0]
 
 
+def test_sequences_that_follow_each_other_are_parts_of_different_documents() -> None:
+    """Also all parts come once an epoch, and those of a document that is alone come in no order."""
+    lengths = [[96] * 10 for _ in range(4)]
+    ids = stream_of(Numbered(lengths, splits_long=True)).take(320).tokens.ids_BS[:, 0]
+    assert sorted(ids.tolist()) == sorted(100 * number + 12 * i for number in _numbers(lengths) for i in range(8))
+    different = [len({int(x) // 100 for x in ids[i : i + 8]}) for i in range(0, 320, 8)]
+    assert sum(different) / len(different) > 6  # 7.3 of 8 if drawn evenly from 40 documents
+    alone = stream_of(Numbered([[96]], splits_long=True)).take(8).tokens.ids_BS[:, 0].tolist()
+    assert sorted(alone) == [12 * i for i in range(8)] != alone
+
+
+def _numbers(lengths: list[list[int]]) -> list[int]:
+    return [10 * unit + i for unit, documents in enumerate(lengths) for i in range(len(documents))]
+
+
+LONG = [[5, 30, 47], [25, 3, 60]]
+
+
 @pytest.mark.parametrize("taken", [1, 7, 33])
-def test_a_saved_state_goes_on_with_the_same_sequences(taken: int) -> None:
-    stream = stream_of(Numbered(MANY))
+@pytest.mark.parametrize(("lengths", "splits_long"), [(MANY, False), (LONG, True)])
+def test_a_saved_state_goes_on_with_the_same_sequences(taken: int, lengths: list[list[int]], splits_long: bool) -> None:
+    stream = stream_of(Numbered(lengths, splits_long=splits_long))
     stream.take(taken)
     state = stream.state()
     expected = stream.take(20)
-    again = stream_of(Numbered(MANY))
+    again = stream_of(Numbered(lengths, splits_long=splits_long))
     again.load_state(state)
     found = again.take(20)
     assert torch.equal(found.tokens.ids_BS, expected.tokens.ids_BS)
