@@ -16,10 +16,11 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config import JobConfig
+from pipeline.config import ClusterConfig, InputConfig, JobConfig, ModelConfig
 from pipeline.config_io import dump_job, load_job, parse_job
 from pipeline.schema import OUTPUT_COLUMNS
 from pipeline.shards import plan
+from pipeline.train_config import TrainConfig, arms_of, load_train
 
 ROOT = Path(__file__).parent.parent
 CONFIGS = ROOT / "configs"
@@ -45,6 +46,16 @@ def test_loads_and_survives_a_round_trip(name: str) -> None:
 def test_plans_the_committed_prompts(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
     assert plan(job(name)).num_rows == 32
+
+
+@pytest.mark.parametrize("path", sorted((CONFIGS / "ptp").glob("*.yaml")), ids=lambda path: path.stem)
+def test_experiments_load(path: Path) -> None:
+    """A file that trains has `base`, a file that generates has `model`."""
+    if "base" in yaml.safe_load(path.read_text()):
+        arms = arms_of(load_train(str(path)))
+        assert len({arm.name for arm in arms}) == len(arms) >= 1
+    else:
+        assert load_job(str(path)).sampling.coupling == "inverse_cdf"
 
 
 def test_quickstart_keeps_two_workers_busy_on_the_builtin_model() -> None:
@@ -122,3 +133,28 @@ def test_readme_explains_every_key_with_its_default() -> None:
 def test_readme_names_every_output_column() -> None:
     readme = (ROOT / "README.md").read_text()
     assert [column for column in sorted(OUTPUT_COLUMNS) if f"| `{column}` |" not in readme] == []
+
+
+def test_training_page_explains_every_key_with_its_default() -> None:
+    page = (ROOT / "docs" / "training.md").read_text()
+    explained = dict(re.findall(r"^\| `([\w.]+)` \| (\S*) ?\| \S", page, re.MULTILINE))
+    assert explained == dict(training_keys(TrainConfig, ""))
+
+
+def training_keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, str]]:
+    """Dotted keys with their defaults, down to the sections that job files have too."""
+    for name, field in section.model_fields.items():
+        key = prefix + name
+        parts = [part for part in (field.annotation, *typing.get_args(field.annotation)) if is_section(part)]
+        if key == "base.pretrain.training":
+            yield key, ""
+        elif not parts or parts[0] in (ModelConfig, InputConfig, ClusterConfig):
+            yield key, "" if isinstance(field.default, BaseModel) else shown_default(field)
+        else:
+            if field.description:
+                yield key, shown_default(field)
+            yield from training_keys(parts[0], key + ".")
+
+
+def is_section(part: Any) -> bool:
+    return isinstance(part, type) and issubclass(part, BaseModel)

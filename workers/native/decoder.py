@@ -227,7 +227,8 @@ def step_arrays(blocks: Sequence[Block]) -> dict[str, npt.NDArray[np.int64]]:
     have contiguous 11, 12, 13.
     """
     places: dict[int, tuple[int, int, int, int]] = {}  # asking a tensor costs more than all the rest of a block
-    first_row, per_block, sampled = 0, [], []
+    first_row, per_block = 0, []
+    sampled: list[int] = []
     viewers, seen = [], []
     for block in blocks:
         slab = block.slot.slab

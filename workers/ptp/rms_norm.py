@@ -32,12 +32,13 @@ def epsilon_of(module: nn.Module) -> float | None:
 
 def rms_norm(x: Tensor, weight_E: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
     """x `[R, E]` normed, in `dtype`; computed in float32 (float64 for such x)."""
-    return _RMSNorm.apply(x, weight_E, epsilon, dtype)
+    normed: Tensor = _RMSNorm.apply(x, weight_E, epsilon, dtype)  # type: ignore[no-untyped-call]
+    return normed
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, dtype: torch.dtype) -> Tensor:
         x_wide = _wide(x)
         factor = (x_wide.square().mean(-1, keepdim=True) + epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, factor)

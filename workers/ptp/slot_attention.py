@@ -31,12 +31,15 @@ def slot_attention(
     `context` are keys and values `[B, K, S, D]`; `masks` are additive: `[B, W, L or 1, S]` and `[L, L]`. Every slot
     sees itself, so no row of scores is empty.
     """
-    return _SlotAttention.apply(query_BKGMD, key_BKMD, value_BKMD, *context, *masks, scale)
+    attended: Tensor = _SlotAttention.apply(  # type: ignore[no-untyped-call]
+        query_BKGMD, key_BKMD, value_BKMD, *context, *masks, scale
+    )
+    return attended
 
 
 class _SlotAttention(torch.autograd.Function):
     @staticmethod
-    def forward(  # type: ignore[override]
+    def forward(
         ctx: Any,
         query: Tensor,
         key: Tensor,
