@@ -346,7 +346,8 @@ class Oracle:
 def test_deep_acceptance_in_wide_trees(bench: Bench, family: str) -> None:
     """Accepted paths through trees must be moved in the cache; most steps here accept several tokens."""
     requests = some_requests(SamplingConfig(temperature=0.9, max_tokens=40, seed=1), count=9)
-    engine = Engine(bench.model(family), EngineConfig(max_sequences=4), AutoConfig())
+    # a named strategy: auto buys by measured times, on a busy machine next to nothing
+    engine = Engine(bench.model(family), EngineConfig(max_sequences=4), RecyclingConfig())
     assert engine.speculation is not None
     engine.speculation._drafter = Oracle({request.uid: bench.plain(family, request)[0] for request in requests})
     check(bench, family, requests, run_with_arrivals(engine, requests))

@@ -241,9 +241,9 @@ class PTPDrafter:
             rows = [i for i, one in enumerate(kinds) if one == kind]
             every = len(rows) == len(kinds)
             picks = pick(logits_RV if every else logits_RV[rows], kind, stream_R if every else stream_R[rows])
-            assert picks.low_R is not None
-            assert picks.high_R is not None
-            likely = (picks.high_R - picks.low_R).tolist()
+            likely = [1.0] * len(rows)  # Gumbel coupling tells no interval: what that is worth, outcomes will show
+            if picks.low_R is not None and picks.high_R is not None:
+                likely = (picks.high_R - picks.low_R).tolist()
             for row, token, probability in zip(rows, picks.token_R.tolist(), likely, strict=True):
                 guesses[row] = token, probability
         return iter(guesses)
