@@ -20,7 +20,7 @@ from pipeline.errors import ConfigError
 from workers.blocks import Block, prompt_block
 from workers.drafters.base import EMPTY_PROPOSAL, Draft, DraftContext, Proposal, StepOutcome
 from workers.drafters.draft_cache import DraftCache
-from workers.drafters.growth import Buckets, Claim
+from workers.drafters.growth import Buckets, Claim, grade_chain
 from workers.kv_cache import Slot
 from workers.model_loading import LoadedModel, load_model
 from workers.model_runner import ModelRunner
@@ -91,10 +91,7 @@ class DraftModelDrafter:
         sample = self._samples.get(context.key)
         if sample is None or sample.committed != len(context.tokens) - len(outcome.emitted):
             return
-        for (token, claimed, bucket), emitted in zip(sample.chain, outcome.emitted, strict=False):
-            bucket.record(claimed, token == emitted)
-            if token != emitted:
-                break
+        grade_chain(sample.chain, outcome.emitted)
 
     def finish(self, context: DraftContext) -> None:
         self._samples.pop(context.key, None)

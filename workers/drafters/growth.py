@@ -8,7 +8,7 @@ emitted token with what was emitted, whether or not it was drafted, so that the 
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
@@ -64,6 +64,15 @@ class Buckets:
 
 Claim = tuple[int, float, Bucket]
 """A possible next token, the probability that the predictor claims for it, and the bucket that calibrates the claim."""
+
+
+def grade_chain(chain: Iterable[Claim], emitted: Sequence[int]) -> None:
+    """Record which claims of a chain came true, up to the first that did not: what follows it was never judged."""
+    for (token, claimed, bucket), true_token in zip(chain, emitted, strict=False):
+        bucket.record(claimed, token == true_token)
+        if token != true_token:
+            return
+
 
 State = TypeVar("State")
 

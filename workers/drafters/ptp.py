@@ -27,7 +27,7 @@ from pipeline.config import SamplingConfig
 from workers.blocks import prompt_block, slot_block
 from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, Branch, Draft, DraftContext, Proposal, StepOutcome
 from workers.drafters.draft_cache import DraftCache
-from workers.drafters.growth import Buckets, Claim
+from workers.drafters.growth import Buckets, Claim, grade_chain
 from workers.kv_cache import Slot
 from workers.model_runner import ModelRunner
 from workers.ptp.adapter import Adapter
@@ -115,10 +115,7 @@ class PTPDrafter:
         chain = self._chains.get(context.key)
         if chain is None or chain.committed != len(context.tokens) - len(outcome.emitted):
             return
-        for (token, claimed, bucket), emitted in zip(chain.claims, outcome.emitted, strict=False):
-            bucket.record(claimed, token == emitted)
-            if token != emitted:
-                break
+        grade_chain(chain.claims, outcome.emitted)
         accepted = sum(outcome.draft.drafters[row - 1] == self.name for row in outcome.path[1:])
         self._mean_accepted += _YIELD_RATE * (accepted - self._mean_accepted)
 

@@ -47,7 +47,11 @@ class NativeAdapter:
         layers = []
         for i, layer in enumerate(decoder.layers):
             base = decoder.fields.layer[i]
-            fields = self._weights.layer(layer, base.sliding_window, copies) if copies else _copied(base)
+            fields = (
+                self._weights.layer(layer, base.sliding_window, copies)
+                if copies
+                else LayerFields.from_buffer_copy(base)
+            )
             for group, members in _GROUPS.items():
                 paths = [f"lora.{names[layer]}.{member}" for member in members]
                 outputs = [layer.get_submodule(member).out_features for member in members]
@@ -71,10 +75,6 @@ class NativeAdapter:
         missing = -len(down_RM) % _INNER
         down_RM, up_NR = F.pad(down_RM, (0, 0, 0, missing)), F.pad(up_NR, (0, missing))
         return PatchFields(self._weights.pack(down_RM), self._weights.pack(up_NR), len(down_RM))
-
-
-def _copied(fields: LayerFields) -> LayerFields:
-    return LayerFields.from_buffer_copy(fields)
 
 
 def _on_diagonal(parts: Sequence[Tensor]) -> Tensor:
