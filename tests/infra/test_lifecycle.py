@@ -1,0 +1,34 @@
+"""The bucket's lifecycle rule: S3's client and moto's server take it, and it ends orphan uploads alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import boto3
+from moto.server import ThreadedMotoServer
+
+RULES = Path(__file__).parents[2] / "infra" / "s3" / "lifecycle.json"
+
+
+def test_a_store_takes_the_rule() -> None:
+    configuration = json.loads(RULES.read_text())
+    server = ThreadedMotoServer(port=0)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        client = boto3.client(
+            "s3",
+            endpoint_url=f"http://{host}:{port}",
+            region_name="us-east-1",
+            aws_access_key_id="test",
+            aws_secret_access_key="test",
+        )
+        client.create_bucket(Bucket="bucket")
+        client.put_bucket_lifecycle_configuration(Bucket="bucket", LifecycleConfiguration=configuration)
+        (rule,) = client.get_bucket_lifecycle_configuration(Bucket="bucket")["Rules"]
+    finally:
+        server.stop()
+    assert rule["Status"] == "Enabled"
+    assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 2}
+    assert set(rule) == {"ID", "Status", "Filter", "AbortIncompleteMultipartUpload"}  # no object ever expires
