@@ -1,14 +1,16 @@
 """What is stored of a job beside its parts, and how a part becomes part of the output: exactly once.
 
-================  =====================================================================================
-object            meaning
-================  =====================================================================================
-``_job.json``     identity and resolved configuration; created once, another identity is refused
-``_plan.parquet`` the shards
-``_commits/*``    one receipt per shard, created if absent; what readers follow
-``_driver.json``  state and heartbeat of the driver, so that its death shows from outside
+======================  ===============================================================================
+object                  meaning
+======================  ===============================================================================
+``_job.json``           identity and resolved configuration; created once, another identity is refused
+``_plan.parquet``       the shards
+``_commits/*``          one receipt per shard, created if absent; what readers follow (see `commit_log`)
+``_commits.jsonl.gz``   the same once more, to save reading them one by one
+``_retry.json``         while failed rows are done again: which ones
+``_driver.json``        state and heartbeat of the driver, so that its death shows from outside
 ``_manifest.json``, ``metrics.json``, ``README.md``, ``_SUCCESS``  written at the end, in this order
-================  =====================================================================================
+======================  ===============================================================================
 
 Only drivers write here. Two drivers on one output waste work but never commit a shard twice.
 """
@@ -17,21 +19,27 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import socket
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Literal
 
 import yaml
 
 from pipeline import storage
+from pipeline.commit_log import CommitLog
 from pipeline.config import JobConfig
 from pipeline.config_io import parse_job
 from pipeline.errors import ConfigError
 from pipeline.inputs import InputFile
-from pipeline.records import AcceptanceStats, PartReceipt
-from pipeline.shards import Plan, read_plan, write_plan
+from pipeline.plan_storage import read_plan, write_plan
+from pipeline.records import PartReceipt, RetryRound
+from pipeline.redaction import redacted, without_credentials
+from pipeline.shards import Plan
 
 JobState = Literal["planned", "running", "interrupted", "done", "failed"]
+DriverState = Literal["running", "interrupted", "done", "failed"]
 
 LEASE_S = 30.0
 """A running driver whose heartbeat is older than this is taken for dead (clocks may differ by some seconds)."""
@@ -44,6 +52,7 @@ class JobStore:
 
     def __init__(self, output: str) -> None:
         self.output = output
+        self._log = CommitLog(output)
 
     def check_identity(self, config: JobConfig, files: Sequence[InputFile], model_revision: str | None = None) -> None:
         """Raise ConfigError where the output belongs to a job that would give other rows. An empty output passes."""
@@ -62,8 +71,13 @@ class JobStore:
                 f"output.path must be empty or hold the same job, got {self.output!r} where {', '.join(changes)}"
             )
 
-    def create_or_resume(self, config: JobConfig, plan: Plan, model_revision: str) -> None:
-        """Make the job unless it is there; raises ConfigError when another one is."""
+    def create_or_resume(
+        self, config: JobConfig, plan: Plan, model_revision: str, retry: RetryRound | None = None
+    ) -> None:
+        """Make the job unless it is there; raises ConfigError when another one is. A retry opens a finished job again.
+
+        Its manifest and the parts that it names stay until `finish` replaces them.
+        """
         job = {
             "identity": job_identity(config, plan.files, model_revision),
             "config": _redacted(config.model_dump(mode="json")),
@@ -72,6 +86,9 @@ class JobStore:
         storage.create_if_absent(self._path("_job.json"), _json(job))
         self.check_identity(config, plan.files, model_revision)
         write_plan(self._path("_plan.parquet"), plan)
+        if retry is not None:
+            storage.write_bytes(self._path("_retry.json"), _json(dataclasses.asdict(retry)))
+            storage.delete(self._path("_SUCCESS"))
 
     def load_config(self) -> JobConfig:
         """The configuration that made the job, credentials in URLs replaced. Raises ConfigError where there is none."""
@@ -85,29 +102,32 @@ class JobStore:
             return None
 
     def committed(self) -> dict[int, PartReceipt]:
-        """Receipts of all committed shards by shard index, from the commits alone."""
-        names = storage.list_names(self._path("_commits"))
-        objects = storage.read_many([self._path("_commits", name) for name in names])
-        receipts = [_receipt(data) for data in objects.values()]
-        return {receipt.shard_index: receipt for receipt in sorted(receipts, key=lambda receipt: receipt.shard_index)}
+        """Receipts of all committed shards by shard index, in order, from the commits alone."""
+        return self._log.committed()
 
     def commit(self, receipt: PartReceipt) -> PartReceipt:
-        """Make a part the shard's one; returns the receipt that stands, which is another's when that was first.
+        """Make a part the shard's one; returns the receipt that stands (see `CommitLog.commit`)."""
+        return self._log.commit(receipt)
 
-        The loser's part is deleted. A put that was repeated after its answer got lost finds its own receipt, told by
-        the part's name, which is unique to the attempt.
-        """
-        path = self._path("_commits", f"{receipt.shard_index:05d}.json")
-        if storage.create_if_absent(path, _json(dataclasses.asdict(receipt))):
-            return receipt
-        winner = _receipt(storage.read_bytes(path))
-        if winner.path != receipt.path:
-            storage.delete(self._path(receipt.path))
-        return winner
+    def retry_round(self) -> RetryRound | None:
+        """The round of doing failed rows again that is under way; None where there is none."""
+        try:
+            return RetryRound(**json.loads(storage.read_bytes(self._path("_retry.json"))))
+        except FileNotFoundError:
+            return None
 
-    def set_state(self, state: Literal["running", "interrupted", "failed"], run_id: str, message: str = "") -> None:
+    def set_state(self, state: DriverState, run_id: str, message: str = "") -> None:
         """Say how the driver is; a running one says it again every few seconds."""
-        beat = {"state": state, "run_id": run_id, "heartbeat": time.time(), "message": message}
+        beat = {
+            "state": state,
+            "run_id": run_id,
+            "heartbeat": time.time(),
+            "message": redacted(message),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        if state in ("interrupted", "failed"):
+            self._log.compact()
         storage.write_bytes(self._path("_driver.json"), _json(beat))
 
     def state(self) -> JobState:
@@ -115,25 +135,48 @@ class JobStore:
         self._job()
         if storage.exists(self._path("_SUCCESS")):
             return "done"
-        try:
-            beat = json.loads(storage.read_bytes(self._path("_driver.json")))
-        except FileNotFoundError:
+        beat = self.beat()
+        if beat is None:
             return "planned"
         is_dead = beat["state"] == "running" and time.time() - beat["heartbeat"] > LEASE_S
-        state: JobState = "interrupted" if is_dead else beat["state"]
+        # a driver that was done, without `_SUCCESS`: what followed it has not begun
+        state: JobState = "interrupted" if is_dead or beat["state"] == "done" else beat["state"]
         return state
 
+    def beat(self) -> dict[str, Any] | None:
+        """What a driver last said of itself; None where none has yet."""
+        try:
+            beat: dict[str, Any] = json.loads(storage.read_bytes(self._path("_driver.json")))
+        except FileNotFoundError:
+            return None
+        return beat
+
+    def heartbeat_age_s(self) -> float | None:
+        """Seconds since a driver last said how it is; None where none has yet."""
+        beat = self.beat()
+        return None if beat is None else max(0.0, time.time() - float(beat["heartbeat"]))
+
     def finish(self, config: JobConfig, receipts: Iterable[PartReceipt], metrics: Mapping[str, Any]) -> None:
-        """Write the closing objects, `_SUCCESS` last; parts that no commit names are removed first. Repeatable."""
+        """Write the closing objects, `_SUCCESS` last. Repeatable.
+
+        Parts that no commit names go once the manifest names those that stand: what attempts left that came too late,
+        and what a retry has replaced. A part that arrives even later (of a worker that outlives its driver) stays until
+        the job is run again; no reader of the manifest sees it.
+        """
         ordered = sorted(receipts, key=lambda receipt: receipt.shard_index)
-        named = {receipt.path for receipt in ordered}
-        for name in storage.list_names(self._path("data")):
-            if f"data/{name}" not in named:
-                storage.delete(self._path("data", name))
+        self._log.compact()
         storage.write_bytes(self._path("_manifest.json"), _json(_manifest(ordered)))
         storage.write_bytes(self._path("metrics.json"), _json(metrics))
         storage.write_bytes(self._path("README.md"), _card(config, ordered).encode())
+        self._remove_unnamed({receipt.path for receipt in ordered})
+        storage.delete(self._path("_retry.json"))
         storage.write_bytes(self._path("_SUCCESS"), b"")
+
+    def _remove_unnamed(self, named: Set[str]) -> None:
+        for name in storage.list_names(self._path("data")):
+            if f"data/{name}" not in named:
+                storage.delete(self._path("data", name))
+        storage.remove_leftovers(self._path("data"))
 
     def _path(self, *names: str) -> str:
         return storage.join(self.output, *names)
@@ -176,15 +219,7 @@ def _redacted(value: Any) -> Any:
         return {key: _redacted(item) for key, item in value.items()}
     if isinstance(value, list):
         return [_redacted(item) for item in value]
-    return storage.without_credentials(value) if isinstance(value, str) else value
-
-
-def _receipt(data: bytes) -> PartReceipt:
-    fields = json.loads(data)
-    stats = fields["stats"]
-    for name in ("acceptance_histogram", "window_histogram"):
-        stats[name] = tuple(stats[name])
-    return PartReceipt(**{**fields, "stats": AcceptanceStats(**stats)})
+    return without_credentials(value) if isinstance(value, str) else value
 
 
 def _json(value: Mapping[str, Any]) -> bytes:
@@ -216,11 +251,12 @@ def _card(config: JobConfig, receipts: Sequence[PartReceipt]) -> str:
     rows = sum(receipt.num_rows for receipt in receipts)
     failed = sum(receipt.num_failed for receipt in receipts)
     sampling = config.sampling
+    trusted = "\nPython code that came with the model was run (`model.trust_remote_code` is on).\n"
     return f"""---
 {head}---
-# Generations of {storage.without_credentials(config.model.id)}
+# Generations of {without_credentials(config.model.id)}
 
 {rows} rows, {failed} of them failed (`finish_reason` is `error`), made by sevenleague with {sampling.n} sample(s) per
 prompt at temperature {sampling.temperature:g}, top_p {sampling.top_p:g}, at most {sampling.max_tokens} new tokens,
 seed {sampling.seed}. Counts and rates are in `metrics.json`, the whole configuration in `_job.json`.
-"""
+{trusted if config.model.trust_remote_code else ""}"""
