@@ -9,7 +9,7 @@ OLD_PYTHON := make install needs Python 3.11 or newer; name one with PYTHON=..
 
 SPEC_BENCH ?= ../shared/data/spec_bench.parquet
 
-.PHONY: install demo test lint trials bench experiments clean
+.PHONY: install demo test lint trials bench experiments chaos scale overhead clean
 
 install: $(INSTALLED)
 
@@ -46,6 +46,22 @@ bench: install
 # Slow: two hours on two cores.
 experiments: install
 	infra/trials/ptp_experiments.sh
+
+# Jobs under faults against undisturbed ones (docs/chaos.md); another SEED gives other jobs and faults.
+ROUNDS ?= 3
+FAULTS ?= 6
+SEED ?= $(shell date +%s)
+
+chaos: install
+	$(BIN)/python -m infra.chaos --rounds $(ROUNDS) --faults $(FAULTS) --seed $(SEED)
+
+# A large plan, and many workers with simulated engines (docs/scale.md); five minutes, with nothing else running.
+scale: install
+	$(BIN)/python -m infra.scale
+
+# What the pipeline costs around the real engine; fifteen minutes on two cores, with nothing else running.
+overhead: install
+	$(BIN)/python -m infra.scale.overhead $(SPEC_BENCH)
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

@@ -2,58 +2,21 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
-import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
 from jobs.bench.options import bench_options, make_options
+from jobs.cluster_commands import cluster_commands
 from jobs.exit_codes import ExitCode
+from jobs.overrides import override_options
 
 PACKAGES = ("pipeline", "workers", "jobs")
-
-OVERRIDES: dict[str, tuple[str, Any, str]] = {
-    "model": ("model.id", str, "Hub id, folder, URL, GGUF file or builtin name."),
-    "input": ("input.path", str, "File, glob, folder, URL or datasets name; may be given more than once."),
-    "output": ("output.path", str, "Folder or URL; one folder holds one job."),
-    "max-tokens": ("sampling.max_tokens", int, "Most new tokens of a sample."),
-    "temperature": ("sampling.temperature", float, "0 is greedy."),
-    "top-p": ("sampling.top_p", float, "Keep the likeliest tokens that make up this probability."),
-    "top-k": ("sampling.top_k", int, "Keep this many likeliest tokens; 0 is off."),
-    "n": ("sampling.n", int, "Samples of each prompt."),
-    "seed": ("sampling.seed", int, "Seed of all samples."),
-    "workers": ("cluster.workers", int, "Model replicas."),
-    "limit": ("input.limit", int, "Use only the first rows."),
-}
-
-
-def override_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the common overrides and `--set`; the command gets all of them as one list `overrides`.
-
-    An own option is applied after every `--set`, so it wins over a `--set` of the same key.
-    """
-
-    @functools.wraps(command)
-    def with_overrides(set_values: tuple[str, ...], **values: Any) -> None:
-        overrides = list(set_values)
-        for name, (key, _, _) in OVERRIDES.items():
-            value = values.pop(name.replace("-", "_"))
-            if value not in (None, ()):
-                overrides.append(f"{key}={json.dumps(value)}")  # JSON is YAML, and it never reads "1e3" as a number
-        command(overrides=overrides, **values)
-
-    for name, (key, kind, text) in reversed(OVERRIDES.items()):
-        option = click.option(f"--{name}", type=kind, multiple=name == "input", help=f"{text} [{key}]")
-        with_overrides = option(with_overrides)
-    return click.option(
-        "--set", "set_values", multiple=True, metavar="KEY=VALUE", help="Set any key of the job file, as YAML."
-    )(with_overrides)
 
 
 @click.group(
@@ -70,6 +33,7 @@ def cli(context: click.Context) -> None:
       sevenleague preview configs/quickstart.yaml -n 3
       sevenleague status out/quickstart
       sevenleague verify out/quickstart --samples 8
+      sevenleague submit configs/cluster.yaml --address http://head:8265 --follow
 
     \b
     Exit codes: 0 done, 1 failed (for verify: a mismatch), 2 user error, 3 finished with failed rows,
@@ -83,21 +47,27 @@ def cli(context: click.Context) -> None:
 @click.argument("job_file", metavar="JOB.yaml")
 @override_options
 @click.option("--dry-run", is_flag=True, help="Show the resolved job, its rows and its shards; start nothing.")
-def run(job_file: str, overrides: Sequence[str], dry_run: bool) -> None:
+@click.option("--retry-failed", is_flag=True, help="Also do rows again that have failed; the others stay as they are.")
+@click.option("--error-type", metavar="TYPE", help="With --retry-failed: only rows that failed with this error_type.")
+def run(job_file: str, overrides: Sequence[str], dry_run: bool, retry_failed: bool, error_type: str | None) -> None:
     """Generate for every prompt of a job; run it again to resume what was interrupted.
 
     \b
     Examples:
       sevenleague run job.yaml
       sevenleague run job.yaml --dry-run
+      sevenleague run job.yaml --retry-failed --error-type worker_crash
       sevenleague run job.yaml --model Qwen/Qwen3-0.6B --input 'prompts/*.parquet' --output s3://bucket/out
       sevenleague run job.yaml --temperature 0 --limit 100 --set decoding.strategy=lookahead --set decoding.width=7
 
     An option like --seed is applied after every --set, so it wins over --set sampling.seed=..
     """
+    if error_type is not None and not retry_failed:
+        raise click.UsageError(f"--error-type needs --retry-failed, got --error-type {error_type} alone")
     from jobs.run import command
+    from pipeline.preparation import RetryFailed
 
-    sys.exit(command(job_file, overrides, dry_run))
+    sys.exit(command(job_file, overrides, dry_run, RetryFailed(error_type) if retry_failed else None))
 
 
 @cli.command()
@@ -157,6 +127,27 @@ def verify(output: str, samples: int, dtype: str | None, as_json: bool) -> None:
 
 
 @cli.command()
+@click.argument("output", metavar="OUTPUT")
+@click.option("--against", metavar="OTHER", help="Compare with another output: figures, settings, samples.")
+@click.option("--output", "target", metavar="FILE", default="report.html", show_default=True, help="Where to write it.")
+@click.option("--price", type=click.FloatRange(min=0), metavar="USD", help="Of a GPU-hour; without GPUs, of a worker.")
+def report(output: str, against: str | None, target: str, price: float | None) -> None:
+    """Write one HTML page about a job, running or finished: speed, acceptance, workers, errors, cost, samples.
+
+    The page holds everything it needs and loads nothing. It is made from storage alone.
+
+    \b
+    Examples:
+      sevenleague report out/quickstart
+      sevenleague report s3://bucket/out --output s3://bucket/reports/out.html --price 2.5
+      sevenleague report out/lookahead --against out/quickstart
+    """
+    from jobs.report import command
+
+    command(output, against, target, price)
+
+
+@cli.command()
 @click.argument("config_file", metavar="CONFIG.yaml")
 @click.option("--output", required=True, metavar="DIR", help="Folder or URL for the base, the arms and checkpoints.")
 @click.option("--json", "json_file", metavar="FILE", help="Write the figures of all arms as one JSON object.")
@@ -198,6 +189,10 @@ def bench(**values: Any) -> None:
     sys.exit(command(make_options(**values)))
 
 
+for cluster_command in cluster_commands:
+    cli.add_command(cluster_command)
+
+
 def shadowed_package() -> str | None:
     """What is wrong, in a sentence, unless the three packages (their names are plain ones) come from one folder."""
     own = Path(__file__).resolve().parent.parent
@@ -234,14 +229,18 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     problem = shadowed_package()
     if problem is not None:
         _fail(problem, ExitCode.USER_ERROR)
-    from pipeline.errors import ConfigError, SevenLeagueError
+    from pipeline import logs
+    from pipeline.errors import ConfigError, SevenLeagueError, TransientError
 
+    logs.configure("text")
     try:
         sys.exit(cli.main(arguments, prog_name="sevenleague", standalone_mode=False) or ExitCode.DONE)
     except click.ClickException as error:
         _fail(error.format_message(), ExitCode.USER_ERROR)
     except ConfigError as error:
         _fail(str(error), ExitCode.USER_ERROR)
+    except TransientError as error:
+        _fail(f"{error}; run the same command again to resume", ExitCode.INTERRUPTED)
     except SevenLeagueError as error:
         _fail(str(error), ExitCode.FAILED)
     except (click.Abort, KeyboardInterrupt):
@@ -250,5 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
 
 
 def _fail(sentence: str, exit_code: ExitCode) -> NoReturn:
-    click.echo(f"sevenleague: {sentence}", err=True)
+    from pipeline.redaction import redacted
+
+    click.echo(f"sevenleague: {redacted(sentence)}", err=True)
     sys.exit(exit_code)

@@ -92,10 +92,10 @@ class Meter:
 
 
 @contextmanager
-def progress_display(console: Console) -> Iterator[ProgressCallback]:
+def progress_display(console: Console, *, as_json: bool = False) -> Iterator[ProgressCallback]:
     """A callback that shows progress while the context is open."""
     meter = Meter()
-    if not console.is_terminal:
+    if as_json or not console.is_terminal:
         lines = _JsonLines(console.file)
         yield lambda progress: lines.show(meter.update(progress))
         return

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
 import signal
 import socket
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import jobs
 import pipeline
 import workers
+from pipeline import logs
 from pipeline.config import ClusterConfig, JobConfig
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, ConnectionLost
 
 if TYPE_CHECKING:
     from ray.actor import ActorHandle
@@ -31,6 +35,14 @@ QUIET_WORKERS = {
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "TRANSFORMERS_VERBOSITY": "error",
 }
+
+
+def log_as_configured(config: JobConfig) -> None:
+    """The log of this process, and of its workers as Ray passes it on. To be called before Ray is imported."""
+    logs.configure(config.cluster.log_format)
+    if config.cluster.log_format == "json":
+        os.environ.setdefault("RAY_DISABLE_WORKER_LOG_PREFIX", "1")  # lines stay JSON
+        os.environ.setdefault("RAY_DEDUP_LOGS", "0")
 
 
 @contextmanager
@@ -60,27 +72,48 @@ def ray_cluster(config: ClusterConfig, environment: Mapping[str, str], *, shows_
         else:
             _connect(config.address, environment, shows_logs)
         yield
-    finally:
+    except ConnectionLost:
+        raise  # to say good-bye to a head that is gone takes for ever
+    except BaseException:
+        ray.shutdown()
+        raise
+    else:
         ray.shutdown()
 
 
-def worker_starter(config: JobConfig) -> Callable[[int], ActorHandle[Any]]:
-    """Starts worker number i. The driver alone decides about retries: Ray restarts processes but repeats no calls."""
+@contextmanager
+def worker_starter(config: JobConfig) -> Iterator[Callable[[int], ActorHandle[Any]]]:
+    """Starts a process for worker number i, or several that are one worker. The driver alone decides about retries and
+    about other processes.
+    """
+    if config.cluster.tensor_parallel == 1:
+        yield _start_single(config)
+    else:
+        from jobs.replicas import Replicas
 
-    def start(index: int) -> ActorHandle[Any]:
+        with Replicas(config) as replicas:
+            yield replicas.start
+
+
+def _start_single(config: JobConfig) -> Callable[[int], ActorHandle[Any]]:
+    @functools.cache  # 26 ms for every worker otherwise: Ray sends a class anew whenever it is made one
+    def actor_class() -> Any:
         import ray
-        from ray.actor import ActorHandle
 
         from workers.actor import MAX_CONCURRENCY, GenerationWorker
 
-        actor_class = ray.remote(GenerationWorker).options(
+        return ray.remote(GenerationWorker).options(
             num_cpus=config.cluster.cpus_per_worker,
             num_gpus=config.cluster.gpus_per_worker,
             max_concurrency=MAX_CONCURRENCY,
-            max_restarts=-1,
+            max_restarts=0,
             max_task_retries=0,
         )
-        handle = actor_class.remote(config, f"worker-{index}")
+
+    def start(index: int) -> ActorHandle[Any]:
+        from ray.actor import ActorHandle
+
+        handle = actor_class().remote(config, f"worker-{index}", own_process=True)
         assert isinstance(handle, ActorHandle)
         return handle
 
@@ -94,23 +127,27 @@ def _start_local_ray(config: ClusterConfig, environment: Mapping[str, str], show
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     # CPUs are shares of time here: more workers than cores are slow, not impossible.
-    needed = math.ceil(config.workers * config.cpus_per_worker)
+    needed = math.ceil(config.min_workers * config.cpus_per_replica)
     with _own_sigterm():
-        ray.init(
+        context = ray.init(
             address="local",
             num_cpus=max(os.cpu_count() or 1, needed),
             object_store_memory=OBJECT_STORE_BYTES,
-            include_dashboard=False,
+            include_dashboard=config.dashboard,
+            dashboard_host="127.0.0.1",  # it lets whoever reaches it run code
             logging_level=logging.ERROR,
             log_to_driver=shows_logs,
             runtime_env={"env_vars": dict(environment)},
         )
+    if config.dashboard:
+        print(f"Ray's dashboard: http://{context.dashboard_url}", file=sys.stderr)
 
 
 def _connect(address: str, environment: Mapping[str, str], shows_logs: bool) -> None:
     import ray
+    from ray.exceptions import RayError
 
-    packages = [str(Path(package.__path__[0])) for package in (pipeline, workers)]
+    packages = [str(Path(package.__path__[0])) for package in (pipeline, workers, jobs)]
     try:
         if address != "auto":
             _check_reachable(address)
@@ -121,7 +158,7 @@ def _connect(address: str, environment: Mapping[str, str], shows_logs: bool) -> 
                 log_to_driver=shows_logs,
                 runtime_env={"py_modules": packages, "env_vars": dict(environment)},
             )
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RayError) as error:  # RayError: a cluster that asks for another token
         raise ConfigError(
             f"cluster.address must be auto or the host:port of a running Ray cluster, got {address!r}: {error}"
         ) from error

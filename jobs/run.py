@@ -11,13 +11,14 @@ from rich.console import Console
 
 from jobs.exit_codes import ExitCode
 from jobs.progress import progress_display, stderr_console
-from jobs.ray_session import ray_session, worker_starter
+from jobs.ray_session import log_as_configured, ray_session, worker_starter
 from jobs.tables import print_acceptance
 from pipeline import storage
 from pipeline.config import JobConfig
 from pipeline.config_io import dump_job, load_job, parse_job
-from pipeline.preparation import prepare
+from pipeline.preparation import RetryFailed, prepare
 from pipeline.records import ProgressCallback
+from pipeline.redaction import redacted, without_credentials
 from pipeline.shards import plan
 from pipeline.summary import JobSummary
 
@@ -26,18 +27,23 @@ def run_job(
     config: JobConfig | Mapping[str, Any] | str,
     overrides: Sequence[str] = (),
     on_progress: ProgressCallback | None = None,
+    retry_failed: RetryFailed | None = None,
 ) -> JobSummary:
     """Run a job, or resume it: config, plain data, or the path of a job file, with overrides like `sampling.seed=1`.
 
     Mistakes in the job show before Ray is touched. It uses the Ray session that this process has, else the cluster at
     `cluster.address`, else one started on this machine for the time of the job. Raises `ConfigError` for mistakes in
     the job and `PermanentError` for what no retry can help; failed rows are no error (see `JobSummary.rows_failed`).
+    `retry_failed` also does committed rows again that failed, all of them or those of one error type.
     """
     from pipeline import driver
 
-    prepared = prepare(resolve(config, overrides))
-    with ray_session(prepared.config) if prepared.remaining else nullcontext():
-        return driver.run(prepared, worker_starter(prepared.config), on_progress or (lambda progress: None))
+    prepared = prepare(resolve(config, overrides), retry_failed)
+    with (
+        ray_session(prepared.config) if prepared.remaining else nullcontext(),
+        worker_starter(prepared.config) as start,
+    ):
+        return driver.run(prepared, start, on_progress or (lambda progress: None))
 
 
 def resolve(config: JobConfig | Mapping[str, Any] | str, overrides: Sequence[str] = ()) -> JobConfig:
@@ -46,7 +52,7 @@ def resolve(config: JobConfig | Mapping[str, Any] | str, overrides: Sequence[str
     return parse_job(config.model_dump() if isinstance(config, JobConfig) else config, overrides)
 
 
-def command(job_file: str, overrides: Sequence[str], dry_run: bool) -> ExitCode:
+def command(job_file: str, overrides: Sequence[str], dry_run: bool, retry_failed: RetryFailed | None) -> ExitCode:
     """The CLI command."""
     # Until the driver listens for both itself, SIGTERM is as good as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -55,8 +61,9 @@ def command(job_file: str, overrides: Sequence[str], dry_run: bool) -> ExitCode:
     if dry_run:
         _show_plan(console, config)
         return ExitCode.DONE
-    with progress_display(stderr_console()) as on_progress:
-        summary = run_job(config, on_progress=on_progress)
+    log_as_configured(config)
+    with progress_display(stderr_console(), as_json=config.cluster.log_format == "json") as on_progress:
+        summary = run_job(config, on_progress=on_progress, retry_failed=retry_failed)
     _show_summary(console, config, summary)
     if summary.state == "interrupted":
         return ExitCode.INTERRUPTED
@@ -65,7 +72,7 @@ def command(job_file: str, overrides: Sequence[str], dry_run: bool) -> ExitCode:
 
 def _show_plan(console: Console, config: JobConfig) -> None:
     job_plan = plan(config)
-    console.print(dump_job(config), markup=False, soft_wrap=True)
+    console.print(redacted(dump_job(config)), markup=False, soft_wrap=True)
     console.print(
         f"{job_plan.num_rows:,} rows of {len(job_plan.files):,} files, in {len(job_plan.shards):,} shards; "
         f"{config.sampling.n:,} samples of each."
@@ -76,7 +83,9 @@ def _show_summary(console: Console, config: JobConfig, summary: JobSummary) -> N
     print_acceptance(console, summary.stats)
     for error_type, count in sorted(summary.errors.items()):
         console.print(f"failed: {count:,} samples with {error_type}", markup=False)
-    output = storage.absolute(config.output.path)
+    if summary.num_looping:
+        console.print(f"{summary.num_looping:,} samples end in a loop (the same piece over and over).")
+    output = without_credentials(storage.absolute(config.output.path))
     if summary.state == "interrupted":
         console.print(f"Interrupted; run the same command again to resume. Output so far: {output}", soft_wrap=True)
     else:

@@ -142,7 +142,7 @@ def _fit(work: dict[str, Any], cluster: ClusterConfig, output: str) -> None:
         run_work,
         train_loop_config=work,
         scaling_config=ScalingConfig(
-            num_workers=cluster.workers, use_gpu=cluster.gpus_per_worker > 0, resources_per_worker=resources
+            num_workers=cluster.max_workers, use_gpu=cluster.gpus_per_worker > 0, resources_per_worker=resources
         ),
         run_config=RunConfig(name=f"run-{time.time_ns()}", storage_path=storage.join(output, "_ray")),
     ).fit()

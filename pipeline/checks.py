@@ -106,7 +106,9 @@ def check_ids(config: JobConfig, spans: Sequence[Shard]) -> None:
     Only the id column is read. Eight bytes per row are kept, a hash; the few ids whose hashes meet are read again.
     """
     spans = [span for span in spans if id_columns(config.input, span.format)]
-    hashes = np.sort(np.fromiter((_hash(uid) for uid, _ in _ids(config, spans)), dtype=np.uint64))
+    num_rows = sum(span.num_rows for span in spans)
+    hashes = np.fromiter((_hash(uid) for uid, _ in _ids(config, spans)), dtype=np.uint64, count=num_rows)
+    hashes.sort()  # in place: there may be as many as memory bears
     twice = set(hashes[1:][hashes[1:] == hashes[:-1]].tolist())
     if not twice:
         return

@@ -5,6 +5,7 @@ Every field documents itself: its description is what the reference documentatio
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
@@ -26,6 +27,7 @@ class ModelConfig(Section):
     )
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: cuda when the worker has a GPU")
     trust_remote_code: bool = Field(False, description="run Python code that comes with the model")
+    allow_pickle: bool = Field(False, description="read pickled weights (.bin) where there are no safetensors")
 
 
 class InputConfig(Section):
@@ -62,7 +64,15 @@ class InputConfig(Section):
         return value
 
 
-OutputExtra = Literal["token_ids", "logprobs", "topk", "cdf"]
+class PushConfig(Section):
+    """Where on the Hugging Face hub a finished output goes. The token is `HF_TOKEN` of the environment."""
+
+    repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="user/name of a dataset repository; made where absent")
+    private: bool = Field(True, description="a repository that is made is private")
+    revision: str = Field("main", min_length=1, description="branch that gets the commit")
+
+
+OutputExtra = Literal["prompt_ids", "token_ids", "logprobs", "topk", "cdf"]
 
 
 class OutputConfig(Section):
@@ -72,10 +82,13 @@ class OutputConfig(Section):
     columns: tuple[str, ...] = Field((), description="input columns that are copied to the output")
     extras: tuple[OutputExtra, ...] = Field(
         ("token_ids",),
-        description="token_ids: completion_token_ids; logprobs: token_logprobs; topk: topk_token_ids and topk_logprobs "
-        "(k is sampling.logprobs); cdf: cdf_low and cdf_high (needs inverse_cdf coupling)",
+        description="prompt_ids: prompt_token_ids; token_ids: completion_token_ids; logprobs: token_logprobs; topk: "
+        "topk_token_ids and topk_logprobs (k is sampling.logprobs); cdf: cdf_low and cdf_high (needs inverse_cdf)",
     )
     rows_per_shard: int = Field(256, ge=1, description="input rows of one shard, the unit of commit and of retry")
+    trace: bool = Field(False, description="also draft_spans: which tokens of a sample were drafted, and by whom")
+    topk_dtype: Literal["float32", "float16"] = Field("float32", description="precision of topk_logprobs")
+    push_to_hub: PushConfig | None = Field(None, description="a dataset repository that gets the finished output")
 
 
 Coupling = Literal["gumbel", "inverse_cdf"]
@@ -292,14 +305,76 @@ class EngineConfig(Section):
     threads: int | None = Field(None, ge=1, description="CPU threads; default: the worker's cpus")
 
 
+@dataclass(frozen=True, slots=True)
+class WorkerRange:
+    """Workers that come and go with the machines of a cluster. Checked by `ClusterConfig`."""
+
+    min: int
+    max: int
+
+
 class ClusterConfig(Section):
     """Where it runs."""
 
-    workers: int = Field(1, ge=1, description="model replicas, one Ray actor each")
+    workers: int | WorkerRange = Field(1, description="model replicas, one Ray actor each; {min: .., max: ..}: elastic")
     cpus_per_worker: float = Field(1.0, ge=0.0)
     gpus_per_worker: float = Field(0.0, ge=0.0)
+    tensor_parallel: int = Field(
+        1, ge=1, description="processes of one replica, each with a part of every layer, cpus and gpus_per_worker"
+    )
     address: str | None = Field(None, description="a running Ray cluster (auto or host:port); default: start one here")
+    log_format: Literal["text", "json"] = Field(
+        "text", description="what driver and workers write to stderr: warnings as text, or all as lines of JSON"
+    )
+    dashboard: bool = Field(False, description="Ray's dashboard, on 127.0.0.1 alone, for a Ray that starts here")
     max_attempts: int = Field(3, ge=1, description="attempts at a shard before its rows are given up")
+    hang_timeout_s: float = Field(600.0, gt=0, description="a worker that does nothing for so long is replaced")
+    grace_s: float = Field(30.0, ge=0, description="what driver and workers take to finish after a SIGTERM")
+    duplicate_stragglers: bool = Field(True, description="idle workers also decode shards that take too long elsewhere")
+
+    @field_validator("workers", mode="before")
+    @classmethod
+    def _number_or_range(cls, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            if value < 1:
+                raise ValueError(f"must be at least 1, got {value}")
+            return value
+        if isinstance(value, WorkerRange):
+            value = {"min": value.min, "max": value.max}
+        if not (isinstance(value, dict) and set(value) == {"min", "max"} and {*map(type, value.values())} == {int}):
+            raise ValueError(f"must be a whole number or {{min: .., max: ..}}, got {value!r}")
+        if not 1 <= value["min"] <= value["max"]:
+            raise ValueError(f"must have 1 <= min <= max, got {value!r}")
+        return WorkerRange(**value)
+
+    @model_validator(mode="after")
+    def _one_device_for_each_process(self) -> ClusterConfig:
+        if self.tensor_parallel > 1:
+            if self.gpus_per_worker not in (0, 1):
+                raise ValueError(
+                    f"gpus_per_worker must be 0 or 1, for each process, where tensor_parallel is above 1, got "
+                    f"{self.gpus_per_worker:g}"
+                )
+            if self.cpus_per_worker + self.gpus_per_worker == 0:
+                raise ValueError("cpus_per_worker must be above 0 where tensor_parallel is above 1, got 0")
+        return self
+
+    @property
+    def cpus_per_replica(self) -> float:
+        """Of all processes of a worker; so for `gpus_per_replica`."""
+        return self.cpus_per_worker * self.tensor_parallel
+
+    @property
+    def gpus_per_replica(self) -> float:
+        return self.gpus_per_worker * self.tensor_parallel
+
+    @property
+    def min_workers(self) -> int:
+        return self.workers if isinstance(self.workers, int) else self.workers.min
+
+    @property
+    def max_workers(self) -> int:
+        return self.workers if isinstance(self.workers, int) else self.workers.max
 
 
 class JobConfig(Section):
@@ -344,6 +419,14 @@ class JobConfig(Section):
             raise ValueError(
                 f"decoding.adapter needs sampling.coupling to be inverse_cdf, got {self.sampling.coupling}"
             )
+        if self.cluster.tensor_parallel > 1 and self.engine.compile == "on":
+            raise ValueError("engine.compile must be auto or off where cluster.tensor_parallel is above 1, got on")
+        own_model = isinstance(self.decoding, PTPConfig) and self.decoding.model is not None
+        if self.cluster.tensor_parallel > 1 and adapter is not None and not own_model:
+            raise ValueError(
+                f"decoding.adapter of the model itself needs cluster.tensor_parallel to be 1, got "
+                f"{self.cluster.tensor_parallel}"
+            )
         if "topk" in self.output.extras and self.sampling.logprobs == 0:
             raise ValueError("output.extras 'topk' needs sampling.logprobs to be at least 1, got 0")
         return self
@@ -352,12 +435,17 @@ class JobConfig(Section):
         """What decides the output, as plain JSON values; input files are added by the plan (`shards.plan`).
 
         Left out is what only decides the speed or the place: decoding, engine, cluster, device, and the paths
-        (input files enter with their size and etag instead).
+        (input files enter with their size and etag instead), and what is only a permission.
         """
         return {
-            "model": self.model.model_dump(mode="json", exclude={"device"}),
+            "model": self.model.model_dump(mode="json", exclude={"device", "allow_pickle"}),
             "input": self.input.model_dump(mode="json", exclude={"path"}),
             "sampling": self.sampling.model_dump(mode="json"),
-            "output": self.output.model_dump(mode="json", exclude={"path"}),
+            "output": self.output.model_dump(mode="json", exclude=self._not_identity()),
             "engine": {"max_context": self.engine.max_context},
         }
+
+    def _not_identity(self) -> set[str]:
+        """Keys of output that do not decide rows or, left at their defaults, were not there when older jobs began."""
+        defaults = {"trace": False, "topk_dtype": "float32"}
+        return {"path", "push_to_hub"} | {key for key, value in defaults.items() if getattr(self.output, key) == value}

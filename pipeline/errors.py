@@ -29,6 +29,14 @@ class TransientError(SevenLeagueError):
     """A failure that another attempt may not meet: lost connection, dead worker, full disk."""
 
 
+class Withdrawn(TransientError):
+    """A worker gave a task back undone: it was told to end, or to drop the task. The shard has done nothing wrong."""
+
+
+class ConnectionLost(TransientError):
+    """The cluster that the job runs on is out of reach. What is committed stays."""
+
+
 class RowError(SevenLeagueError):
     """One row that cannot be served.
 

@@ -14,10 +14,16 @@ import pyarrow.parquet as pq
 
 from pipeline import storage
 from pipeline.config import JobConfig
+from pipeline.faults import patience
+from pipeline.quality import ends_in_loop
 from pipeline.records import AcceptanceStats, PartReceipt, SampleRecord, ShardTask
-from pipeline.schema import output_schema, to_row
+from pipeline.redaction import without_credentials
+from pipeline.redo import standing_part
+from pipeline.schema import output_schema, stats_of, to_row
 
 _ROWS_PER_BATCH = 1024
+_PATIENCE_S = 300.0
+"""How long to try to write a part: it is worth the decoding of all its rows."""
 
 
 def write_part(
@@ -31,40 +37,52 @@ def write_part(
 ) -> PartReceipt:
     """Write the part of a task under its own name, and say what is in it.
 
-    `records` come in order of input row, then sample: `sampling.n` per row, whether it failed or not. `extra_metadata`
+    `records` come in order of input row, then sample: `sampling.n` per row, whether it failed or not; of a task that
+    does some rows again (see `redo`) those of these rows, and the part holds all others as they were. `extra_metadata`
     goes into the file's metadata beside model, revision, coupling and k. Raises TransientError when the store fails;
     nothing is left behind then, as nothing is on any other exception.
     """
-    assert len(records) == task.shard.num_rows * config.sampling.n, (task, len(records))
-    assert [r.sample_index for r in records] == [*range(config.sampling.n)] * task.shard.num_rows, task
-    data = _encode(task, records, config, model_revision, extra_metadata or {})
-    storage.write_bytes(storage.join(task.output, task.part_name), data)
-    errors = Counter(record.error_type for record in records if record.error_type is not None)
+    standing = standing_part(task, config)
+    num_rows = task.shard.num_rows if standing is None else len(standing.redone)
+    assert len(records) == num_rows * config.sampling.n, (task, len(records))
+    assert [r.sample_index for r in records] == [*range(config.sampling.n)] * num_rows, task
+    table = _table(task, records, config, model_revision, extra_metadata or {})
+    data = _encode(table if standing is None else standing.merged(table))
+    with patience(_PATIENCE_S):
+        storage.write_bytes(storage.join(task.output, task.part_name), data)
+    copied = [] if standing is None else standing.copied_counts()
+    failed = [record.error_type for record in records] + [row["error_type"] for row in copied]
+    errors = Counter(error_type for error_type in failed if error_type is not None)
+    texts = [record.generation or "" for record in records] + [row["generation"] or "" for row in copied]
+    reasons = [record.finish_reason for record in records] + [row["finish_reason"] for row in copied]
     return PartReceipt(
         shard_index=task.shard.index,
         attempt=task.attempt,
         path=task.part_name,
-        num_rows=len(records),
+        num_rows=len(records) + len(copied),
         num_failed=errors.total(),
         num_bytes=len(data),
-        prompt_tokens=sum(record.prompt_tokens for record in records),
-        completion_tokens=sum(record.completion_tokens for record in records),
-        stats=reduce(add, (record.stats for record in records), AcceptanceStats()),
+        prompt_tokens=sum(record.prompt_tokens for record in records) + sum(row["prompt_tokens"] for row in copied),
+        completion_tokens=sum(r.completion_tokens for r in records) + sum(row["completion_tokens"] for row in copied),
+        stats=reduce(add, [*(record.stats for record in records), *map(stats_of, copied)], AcceptanceStats()),
         errors=dict(errors),
         seconds=seconds,
         worker=worker,
+        generation=0 if task.redo is None else task.redo.generation,
+        num_looping=sum(map(ends_in_loop, texts)),
+        num_cut_off=sum(reason == "length" for reason in reasons),
     )
 
 
-def _encode(
+def _table(
     task: ShardTask,
     records: Sequence[SampleRecord],
     config: JobConfig,
     model_revision: str,
     extra_metadata: Mapping[str, str],
-) -> bytes:
+) -> pa.Table:
     metadata = {
-        "sevenleague.model": storage.without_credentials(config.model.id),
+        "sevenleague.model": without_credentials(config.model.id),
         "sevenleague.model_revision": model_revision,
         "sevenleague.coupling": config.sampling.coupling,
         "sevenleague.k": str(config.sampling.logprobs),
@@ -73,8 +91,12 @@ def _encode(
     }
     schema = output_schema(config, task.passthrough).with_metadata(metadata)
     rows = [to_row(record, config, model_revision) for record in records]
+    return pa.Table.from_pylist(rows, schema=schema)
+
+
+def _encode(table: pa.Table) -> bytes:
     buffer = io.BytesIO()
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), buffer, compression="zstd")
+    pq.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
 
 

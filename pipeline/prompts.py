@@ -22,7 +22,9 @@ from typing import Any
 
 import jinja2
 import jinja2.meta
-from jinja2.sandbox import SandboxedEnvironment
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from pipeline.config import InputConfig
 from pipeline.errors import ConfigError, RowError
@@ -30,6 +32,8 @@ from pipeline.readers import Row, read_rows
 from pipeline.records import InputFormat, Shard
 
 DEFAULT_PROMPT_COLUMNS = ("messages", "prompt", "text")
+MAX_PROMPT_CHARS = 2**24
+"""Most characters that a prompt template may write: several times the longest context of any model."""
 Messages = tuple[Mapping[str, str], ...]
 
 
@@ -139,9 +143,37 @@ def _with_system(text: str | None, messages: Messages | None, system: str | None
 
 def _rendered(template: str, values: Mapping[str, Any]) -> str:
     try:
-        return _compiled(template).render(values)
+        return _bounded(_compiled(template).generate(values))
     except Exception as error:  # a template can fail in any way on the values of a row
         raise RowError("template_error", f"the prompt template failed: {error}") from error
+
+
+def _bounded(pieces: Iterator[str]) -> str:
+    """The pieces of a text as one; stops a loop that writes more than any prompt can hold."""
+    kept = []
+    length = 0
+    for piece in pieces:
+        length += len(piece)
+        if length > MAX_PROMPT_CHARS:
+            raise ValueError(f"it writes more than {MAX_PROMPT_CHARS:,} characters")
+        kept.append(piece)
+    return "".join(kept)
+
+
+class _Sandbox(ImmutableSandboxedEnvironment):
+    """Templates reach the values of a row and nothing else: no attributes of Python's own, no changes to the values.
+
+    The sandbox of Jinja bounds `range`. `*` and `**` are bounded here, since they alone make much of little at once.
+    """
+
+    intercepted_binops = frozenset({"*", "**"})
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        sizes = [value if isinstance(value, int | float) else len(value) for value in (left, right)]
+        repeats = sizes != [left, right]
+        if operator == "**" or (repeats and sizes[0] * sizes[1] > MAX_PROMPT_CHARS):
+            raise SecurityError(f"{operator} would make more than a prompt can hold")
+        return super().call_binop(context, operator, left, right)
 
 
 @functools.lru_cache(maxsize=8)
@@ -150,8 +182,8 @@ def _compiled(template: str) -> jinja2.Template:
 
 
 @functools.cache
-def _environment() -> SandboxedEnvironment:
-    return SandboxedEnvironment(undefined=jinja2.StrictUndefined, finalize=_not_null, keep_trailing_newline=True)
+def _environment() -> _Sandbox:
+    return _Sandbox(undefined=jinja2.StrictUndefined, finalize=_not_null, keep_trailing_newline=True)
 
 
 def _not_null(value: Any) -> Any:

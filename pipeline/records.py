@@ -14,6 +14,7 @@ import pyarrow as pa
 
 InputFormat = Literal["parquet", "jsonl", "openai_batch", "datasets"]
 FinishReason = Literal["stop", "length", "error"]
+WorkerState = Literal["loading", "running", "idle", "draining"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +24,8 @@ class Shard:
     `row_groups` are the Parquet row groups that hold these rows (empty for formats without row groups), and
     `first_row_of_groups` is the file row at which the first of them begins. `byte_range` is where the lines of a JSONL
     shard lie, (start, stop) in bytes. `label` names the file in default row ids: its path below the common parent of
-    all inputs, so that it stays the same when the dataset is moved.
+    all inputs, so that it stays the same when the dataset is moved. `num_bytes` is about how much input the rows are, 0
+    where nothing tells.
     """
 
     index: int
@@ -35,10 +37,38 @@ class Shard:
     label: str = ""
     format: InputFormat = "parquet"
     byte_range: tuple[int, int] = (0, 0)
+    num_bytes: int = 0
 
     def __post_init__(self) -> None:
         assert self.num_rows > 0, self
         assert self.start_row >= self.first_row_of_groups >= 0, self
+
+
+@dataclass(frozen=True, slots=True)
+class RetryRound:
+    """One `run --retry-failed`, until it is finished: the generation of its commits, and the errors that it is about.
+
+    A shard that has a commit of this generation is done in this round, whatever failed in it again.
+    """
+
+    generation: int
+    error_type: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Redo:
+    """Failed rows of a committed shard are to be done again (`run --retry-failed`), the others copied from `part`.
+
+    `part` is the part that stands, relative to the output, `error_type` limits what is done again to errors of that
+    type, and `generation` is what the new commit counts as.
+    """
+
+    part: str
+    generation: int
+    error_type: str | None = None
+
+    def __post_init__(self) -> None:
+        assert self.generation > 0, self
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +77,8 @@ class ShardTask:
 
     `run_id` names the driver run, so that attempts of two runs differ too. `output` is the absolute root of the output,
     `passthrough` the Arrow types of `output.columns`, the same for all shards. `dead_rows` are file rows that are
-    written as `worker_crash` errors and never decoded, since they killed their workers.
+    written as `worker_crash` errors and never decoded, since they killed their workers. With `redo` only the rows that
+    it means are decoded, and the part holds the others as they were.
     """
 
     shard: Shard
@@ -56,11 +87,17 @@ class ShardTask:
     output: str
     passthrough: pa.Schema
     dead_rows: tuple[int, ...] = ()
+    redo: Redo | None = None
+
+    @property
+    def trace(self) -> str:
+        """The name of this attempt, in logs and in the name of its part."""
+        return f"{self.shard.index:05d}-{self.run_id}-{self.attempt}"
 
     @property
     def part_name(self) -> str:
         """Attempt-unique object name, relative to the output: a late duplicate can never overwrite a committed part."""
-        return f"data/part-{self.shard.index:05d}-{self.run_id}-{self.attempt}.parquet"
+        return f"data/part-{self.trace}.parquet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,11 +165,41 @@ def _add_histograms(a: tuple[int, ...], b: tuple[int, ...]) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
+class DraftSpan:
+    """Tokens [start, start + length) of an output are drafts of one drafter that one step accepted.
+
+    They are the characters [text_start, text_start + text_length) of its text. A character whose bytes several tokens
+    share belongs to the last of them.
+    """
+
+    start: int
+    length: int
+    drafter: str
+    text_start: int = 0
+    text_length: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class OccupancyClass:
+    """Steps of an engine in which `at_least` to twice as many (excluded) samples were decoding.
+
+    `sequence_steps` counts each of these samples in each of the steps, `draft_rows` what was verified for them beside
+    their pending tokens, `accepted` the drafts of it that were right.
+    """
+
+    at_least: int
+    steps: int
+    sequence_steps: int
+    draft_rows: int
+    accepted: int
+
+
+@dataclass(frozen=True, slots=True)
 class SampleRecord:
     """One output row: a sample of one prompt, or the error that took its place.
 
-    `prompt` or `messages` holds what the user gave; `passthrough` the values of `output.columns`. The optional lists
-    have one entry per completion token: `topk_*` one list of k per token, `cdf_*` the interval of the noise that
+    `prompt` or `messages` holds what the user gave; `passthrough` the values of `output.columns`. `prompt_token_ids` is
+    the rendered prompt (extra `prompt_ids`). The other optional lists have one entry per completion token: `topk_*` one list of k per token, `cdf_*` the interval of the noise that
     picks the token (inverse-CDF coupling).
     """
 
@@ -155,6 +222,8 @@ class SampleRecord:
     topk_logprobs: tuple[tuple[float, ...], ...] | None = None
     cdf_low: tuple[float, ...] | None = None
     cdf_high: tuple[float, ...] | None = None
+    draft_spans: tuple[DraftSpan, ...] | None = None
+    prompt_token_ids: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         assert (self.finish_reason == "error") == (self.error_type is not None), self
@@ -163,7 +232,13 @@ class SampleRecord:
 
 @dataclass(frozen=True, slots=True)
 class PartReceipt:
-    """What a worker says of a part that it has written whole. Counts rows of output (samples), not of input."""
+    """What a worker says of a part that it has written whole. Counts rows of output (samples), not of input.
+
+    `generation` is 0 for a shard's first part; the commit of the highest generation stands (see `Redo`). `num_looping`
+    and `num_cut_off` are outputs that end in a loop, or at `sampling.max_tokens` (see `quality`). `began` is when the
+    attempt began and `worker_began` when its process did, by the clock of its machine (Unix seconds; 0.0 in receipts of
+    earlier versions). `occupancy` is what the worker's engine did since the receipt before, for whichever shards.
+    """
 
     shard_index: int
     attempt: int
@@ -177,6 +252,12 @@ class PartReceipt:
     errors: Mapping[str, int]
     seconds: float
     worker: str
+    generation: int = 0
+    num_looping: int = 0
+    num_cut_off: int = 0
+    began: float = 0.0
+    worker_began: float = 0.0
+    occupancy: tuple[OccupancyClass, ...] = ()
 
     def __post_init__(self) -> None:
         assert 0 <= self.num_failed <= self.num_rows, self
@@ -184,16 +265,20 @@ class PartReceipt:
 
 @dataclass(frozen=True, slots=True)
 class WorkerProgress:
-    """A worker's counters since it started, sampled by the driver for the progress display."""
+    """A worker's counters since it started, sampled by the driver: for the progress display, and to see it alive.
+
+    `stalled_s`: so long ago the engine finished its last step although it has work; 0.0 without work or a model.
+    """
 
     worker: str
-    state: Literal["loading", "running", "idle", "draining"]
+    state: WorkerState
     rows_done: int
     rows_failed: int
     completion_tokens: int
     running: int
     waiting: int
     stats: AcceptanceStats
+    stalled_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,15 @@
 
 A fault (TransientError) is met by another attempt, after a pause. A death of the worker is met by another attempt,
 alone on a worker so that the next death can be blamed on this shard; the second death starts a search: one half of the
-suspects is probed, decoded with nothing written, and the half that kills is halved in turn. A single row that kills is
-dead: later attempts write it as an error row and never decode it. What cannot be settled is given up as a whole, all
-its rows errors.
+suspects is probed, decoded with nothing written, and the half that kills is halved in turn. A single row that kills
+twice is dead (once may be an accident): later attempts write it as an error row and never decode it. What cannot be
+settled is given up as a whole, all its rows errors.
+
+A loss (the machine is gone, or the worker was told to end) is nobody's fault and is met by another attempt at once.
+Only when a shard meets one after another is it a death: there may be rows that take the machine down.
 
 Worked example, rows 0-7 of which row 5 kills: generate (death), generate alone (death), probe 0-3 (survives), probe 4-5
-(death), probe 4 (survives), probe 5 (death: row 5 is dead), generate without row 5.
+(death), probe 4 (survives), probe 5 (death), probe 5 (death: row 5 is dead), generate without row 5.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ MAX_DEAD_ROWS = 8
 """A shard with more rows that kill is given up: each of them costs several starts of a worker."""
 
 _DEATHS_BEFORE_SEARCH = 2
+_LOSSES_FORGIVEN = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +53,17 @@ Action = Generate | Probe | GiveUp
 class Troubles:
     """What a shard has been through.
 
-    `suspects` are rows of the file among which a search looks for one that kills; `fruitless` counts the searches in
-    which no single row did. `attempts` counts everything that was sent to a worker.
+    `suspects` are rows of the file among which a search looks for one that kills, `accused` is one that has killed when
+    it was alone, and `fruitless` counts the searches in which no single row did. `attempts` counts everything that was
+    sent to a worker, `losses` those in a row that were nobody's fault.
     """
 
     attempts: int = 0
     faults: int = 0
     deaths: int = 0
+    losses: int = 0
     suspects: range | None = None
+    accused: int | None = None
     dead_rows: tuple[int, ...] = ()
     fruitless: int = 0
     message: str = ""
@@ -64,6 +71,11 @@ class Troubles:
     @property
     def needs_own_worker(self) -> bool:
         return self.deaths > 0
+
+    @property
+    def is_clean(self) -> bool:
+        """Nothing speaks against a second attempt beside the first."""
+        return self.deaths == 0 and self.faults == 0 and self.suspects is None
 
 
 def next_action(shard: Shard, troubles: Troubles, max_attempts: int) -> Action:
@@ -95,15 +107,25 @@ def after_death(shard: Shard, troubles: Troubles, action: Action, message: str) 
     if isinstance(action, GiveUp):  # which decodes nothing, so the shard is not to blame
         return after_fault(troubles, message)
     if isinstance(action, Probe):
+        row = action.rows.start
         if len(action.rows) > 1:
             return replace(troubles, suspects=action.rows, message=message)
-        dead = (*troubles.dead_rows, action.rows.start)
-        return replace(troubles, dead_rows=dead, suspects=None, deaths=1, message=message)
+        if troubles.accused != row and shard.num_rows > 1:  # the one row of a shard was alone before the search
+            return replace(troubles, suspects=action.rows, accused=row, message=message)
+        dead = (*troubles.dead_rows, row)
+        return replace(troubles, dead_rows=dead, suspects=None, accused=None, deaths=1, message=message)
     deaths = troubles.deaths + 1
     all_rows = range(shard.start_row, shard.start_row + shard.num_rows)
     return replace(
         troubles, deaths=deaths, suspects=all_rows if deaths >= _DEATHS_BEFORE_SEARCH else None, message=message
     )
+
+
+def after_loss(shard: Shard, troubles: Troubles, action: Action, message: str) -> Troubles:
+    """The worker went for reasons of its own while it worked on `action`."""
+    if troubles.losses >= _LOSSES_FORGIVEN:
+        return after_death(shard, replace(troubles, losses=0), action, message)
+    return replace(troubles, losses=troubles.losses + 1, message=message)
 
 
 def after_survival(troubles: Troubles, probe: Probe) -> Troubles:
@@ -112,7 +134,7 @@ def after_survival(troubles: Troubles, probe: Probe) -> Troubles:
     rest = range(probe.rows.stop, troubles.suspects.stop)
     if rest:
         return replace(troubles, suspects=rest)
-    return replace(troubles, suspects=None, deaths=1, fruitless=troubles.fruitless + 1)
+    return replace(troubles, suspects=None, accused=None, deaths=1, fruitless=troubles.fruitless + 1)
 
 
 def first_half(rows: range) -> range:

@@ -7,6 +7,7 @@ the user copies from the input (`output.columns`) keep their Arrow types and com
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import pyarrow as pa
 
 from pipeline.config import JobConfig
 from pipeline.records import AcceptanceStats, SampleRecord
-from pipeline.storage import without_credentials
+from pipeline.redaction import without_credentials
 
 MESSAGES = pa.list_(pa.struct([("role", pa.string()), ("content", pa.string())]))
 
@@ -46,6 +47,7 @@ _BASE = pa.schema(
 )
 
 _EXTRAS: Mapping[str, Sequence[tuple[str, pa.DataType]]] = {
+    "prompt_ids": [("prompt_token_ids", pa.list_(pa.int32()))],
     "token_ids": [("completion_token_ids", pa.list_(pa.int32()))],
     "logprobs": [("token_logprobs", pa.list_(pa.float32()))],
     "topk": [
@@ -55,14 +57,34 @@ _EXTRAS: Mapping[str, Sequence[tuple[str, pa.DataType]]] = {
     "cdf": [("cdf_low", pa.list_(pa.float64())), ("cdf_high", pa.list_(pa.float64()))],
 }
 
-OUTPUT_COLUMNS = frozenset([*_BASE.names, *(name for columns in _EXTRAS.values() for name, _ in columns)])
+_TOPK_TYPES = {"float32": pa.float32(), "float16": pa.float16()}
+
+TRACE = pa.field(
+    "draft_spans",
+    pa.list_(
+        pa.struct(
+            [
+                ("start", pa.int32()),
+                ("length", pa.int32()),
+                ("drafter", pa.string()),
+                ("text_start", pa.int32()),
+                ("text_length", pa.int32()),
+            ]
+        )
+    ),
+)
+
+OUTPUT_COLUMNS = frozenset([*_BASE.names, *(name for columns in _EXTRAS.values() for name, _ in columns), TRACE.name])
 """Names that no column copied from the input may take."""
 
 
 def output_schema(config: JobConfig, passthrough: pa.Schema) -> pa.Schema:
     """Schema of the parts of a job: the columns of every output, the extras asked for, the copied ones."""
-    extras = [pa.field(name, kind) for extra in config.output.extras for name, kind in _EXTRAS[extra]]
-    return pa.schema([*_BASE, *extras, *passthrough])
+    kinds = {"topk_logprobs": pa.list_(pa.list_(_TOPK_TYPES[config.output.topk_dtype]))}
+    extras = [
+        pa.field(name, kinds.get(name, kind)) for extra in config.output.extras for name, kind in _EXTRAS[extra]
+    ]
+    return pa.schema([*_BASE, *extras, *([TRACE] if config.output.trace else []), *passthrough])
 
 
 def to_row(record: SampleRecord, config: JobConfig, model_revision: str) -> dict[str, Any]:
@@ -95,6 +117,9 @@ def to_row(record: SampleRecord, config: JobConfig, model_revision: str) -> dict
     }
     for extra in config.output.extras:
         row |= {name: getattr(record, name) for name, _ in _EXTRAS[extra]}
+    if config.output.trace:
+        spans = record.draft_spans
+        row[TRACE.name] = None if spans is None else [dataclasses.asdict(span) for span in spans]
     return row
 
 

@@ -34,6 +34,8 @@ class JobSummary:
     worker_seconds: float
     stats: AcceptanceStats
     errors: dict[str, int]
+    num_looping: int = 0
+    num_cut_off: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """The fixed form of `status --json`."""
@@ -51,6 +53,8 @@ class JobSummary:
             "prompt_tokens": self.prompt_tokens,
             "worker_seconds": self.worker_seconds,
             "errors": self.errors,
+            "num_looping": self.num_looping,
+            "num_cut_off": self.num_cut_off,
             "num_draft_tokens": self.stats.num_draft_tokens,
             "num_accepted_draft_tokens": self.stats.num_accepted_draft_tokens,
             "draft_acceptance_rate": self.stats.draft_acceptance_rate,
@@ -93,6 +97,8 @@ def summarise(receipts: Iterable[PartReceipt], plan: Plan | None, config: JobCon
         worker_seconds=sum(receipt.seconds for receipt in receipts),
         stats=reduce(add, (receipt.stats for receipt in receipts), AcceptanceStats()),
         errors=dict(sum((Counter(receipt.errors) for receipt in receipts), Counter())),
+        num_looping=sum(receipt.num_looping for receipt in receipts),
+        num_cut_off=sum(receipt.num_cut_off for receipt in receipts),
     )
 
 

@@ -219,6 +219,10 @@ class TrainConfig(Section):
         if self.adapt is not None and self.adapt.temperature == 0.0:
             raise ValueError("adapt.temperature must be greater than 0, where noise picks the token, got 0")
         training, workers = self.training, self.cluster.workers
+        if not isinstance(workers, int):
+            raise ValueError(f"cluster.workers must be a whole number for training, got {workers}")
+        if self.cluster.tensor_parallel > 1:
+            raise ValueError(f"cluster.tensor_parallel must be 1 for training, got {self.cluster.tensor_parallel}")
         if training.batch_size % (training.accumulation * workers):
             raise ValueError(
                 "training.batch_size must be a multiple of training.accumulation x cluster.workers "

@@ -20,7 +20,7 @@ import torch
 from transformers import PreTrainedModel
 
 from workers.blocks import Block
-from workers.kv_cache import KVCache, Slot
+from workers.kv_cache import Slot
 from workers.model_runner import ModelRunner
 
 ROWS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -120,7 +120,7 @@ def _measure(runner: ModelRunner, max_rows: int) -> Calibration:
     deadline = time.perf_counter() + CALIBRATION_S
     wanted = [rows for rows in ROWS if rows <= max_rows] or [1]
     most = wanted[-1]
-    slot = KVCache(runner.kv_shape, 1 << 62, max_slots=1).allocate(most + _COLUMNS)
+    slot = runner.new_cache(1 << 62, max_slots=1).allocate(most + _COLUMNS)
     assert slot is not None
     seconds: dict[int, float] = {}
     for rows in _coarse_to_fine(wanted):

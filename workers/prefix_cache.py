@@ -2,22 +2,19 @@
 
 A radix tree holds the prompts of all samples that wait or run. A node is a run of tokens that the same prompts have in
 common; it branches between blocks of 32 tokens, and tokens are compared, never hashes alone. The keys and values of a
-node come from the slot of a running sample (a holder), or, once the last holder left, from a tensor that was kept since
+node come from the slot of a running sample (a holder), or, once the last holder left, from a part that was kept since
 more than one prompt asked for it. Prompts that share nothing cost no copy.
 
 Worked example, blocks of 2, prompts abcdef|x, abcdgh|y, abcd|z (a prompt's last token is never cached: its logits are
 wanted): the tree is abcd -> (ef, gh), and the third prompt ends in the inner node.
-
-Shape legend: L layers, C columns (positions), K key/value heads, D head size.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-
-from torch import Tensor
 
 from workers.kv_cache import KVCache, Slot
 from workers.sequence import Sequence
@@ -39,8 +36,8 @@ class _Node:
     """The prefix of `end` tokens that the parent's prefix and `tokens` make.
 
     `live` samples that begin with it wait or run; `asked` prompts came with it; the slots of `holders` (an ordered
-    set) hold it, or will when their prefill is through. `kv_L2CKD` are the kept keys and values of `tokens`; where a
-    node has them, all its ancestors have.
+    set) hold it, or will when their prefill is through. `part` is the number of the kept keys and values of `tokens`;
+    where a node has them, all its ancestors have.
     """
 
     parent: _Node | None
@@ -50,7 +47,7 @@ class _Node:
     asked: int = 0
     holders: dict[Sequence, None] = field(default_factory=dict)
     children: dict[tuple[int, ...], _Node] = field(default_factory=dict)
-    kv_L2CKD: Tensor | None = None
+    part: int | None = None
 
     @property
     def start(self) -> int:
@@ -73,6 +70,7 @@ class PrefixCache:
         self.saved_tokens = 0
         self._block = BLOCK if share_parts else _WHOLE_PROMPT
         self._limit_bytes = cache.budget_bytes // _BUDGET_SHARE if share_parts else 0
+        self._part_numbers = itertools.count()
         self._root = _Node(None, (), 0)
         self._leaves: dict[Sequence, _Node] = {}
         # Oldest first. A path is touched from its leaf to the root, so an ancestor is never older than a descendant.
@@ -104,8 +102,8 @@ class PrefixCache:
         else:
             for node in path:
                 if node.end <= columns:
-                    assert node.kv_L2CKD is not None
-                    slot.slab.kv_L2SCKD[:, :, slot.index, node.start : node.end] = node.kv_L2CKD
+                    assert node.part is not None
+                    self.cache.storage.load(node.part, slot.place, node.start)
             slot.used = columns
         self._touch(path)
         self.saved_tokens += columns
@@ -144,7 +142,9 @@ class PrefixCache:
             return False
         node, _ = self._kept.popitem(last=False)
         self.cache.reserved_bytes -= self._bytes(node)
-        node.kv_L2CKD = None
+        assert node.part is not None
+        self.cache.storage.drop(node.part)
+        node.part = None
         self._prune(node)
         return True
 
@@ -173,13 +173,13 @@ class PrefixCache:
         parent, first = lower.parent, lower.tokens[: self._block]
         assert parent is not None
         upper = _Node(parent, lower.tokens[:length], lower.start + length, lower.live, lower.asked, dict(lower.holders))
-        if (kv_L2CKD := lower.kv_L2CKD) is not None:  # clones, since a view would keep the whole alive
-            upper.kv_L2CKD = kv_L2CKD[:, :, :length].clone()
-            lower.kv_L2CKD = kv_L2CKD[:, :, length:].clone()
+        if lower.part is not None:
+            upper.part = next(self._part_numbers)
+            self.cache.storage.cut(lower.part, length, upper.part)
         lower.parent, lower.tokens = upper, lower.tokens[length:]
         upper.children[lower.tokens[: self._block]] = lower
         parent.children[first] = upper
-        if upper.kv_L2CKD is not None:
+        if upper.part is not None:
             self._kept[upper] = None
             self._touch(_path(upper))
         return upper
@@ -187,14 +187,15 @@ class PrefixCache:
     def _keep(self, slot: Slot, path: Seq[_Node]) -> None:
         """Copy what is not kept yet out of a slot, if there is room without giving up a part of the path itself."""
         self._touch(path)
-        missing = [node for node in path if node.kv_L2CKD is None]
+        missing = [node for node in path if node.part is None]
         needed = sum(map(self._bytes, missing))
         while needed > self._free_bytes():
             if not self._kept or next(iter(self._kept)) in path:
                 return
             self.evict()
         for node in missing:
-            node.kv_L2CKD = slot.slab.kv_L2SCKD[:, :, slot.index, node.start : node.end].clone()
+            node.part = next(self._part_numbers)
+            self.cache.storage.keep(node.part, slot.place, node.start, node.end)
             self._kept[node] = None
         self.cache.reserved_bytes += needed
         self._touch(path)
@@ -207,12 +208,12 @@ class PrefixCache:
 
     def _touch(self, path: Seq[_Node]) -> None:
         for node in reversed(path):
-            if node.kv_L2CKD is not None:
+            if node.part is not None:
                 self._kept.move_to_end(node)
 
     def _prune(self, node: _Node) -> None:
         """Remove a node that nobody needs, and its ancestors of which that is then true too."""
-        while node.parent is not None and not (node.live or node.children or node.kv_L2CKD is not None):
+        while node.parent is not None and not (node.live or node.children or node.part is not None):
             del node.parent.children[node.tokens[: self._block]]
             node = node.parent
 
@@ -232,7 +233,7 @@ def _at_hand(path: Seq[_Node]) -> tuple[int, Sequence | None]:
     columns, source, is_kept = 0, None, True
     for node in path:
         holder = node.holder()
-        is_kept = is_kept and node.kv_L2CKD is not None
+        is_kept = is_kept and node.part is not None
         if holder is None and not is_kept:
             break
         columns, source = node.end, holder

@@ -62,6 +62,12 @@ class Scheduler:
         self.lengths = LengthEstimate()
         self.waiting = WaitingQueue(self.lengths, _OVERTAKEN_BATCHES * self.max_running)
         self.running: list[Sequence] = []
+        self.num_sent_back = 0
+
+    @property
+    def foremost(self) -> Sequence | None:
+        """The sample that was admitted first of those that run, or the one that is next where none does."""
+        return self.running[0] if self.running else next(self.waiting.candidates(), None)
 
     def fits(self, sequence: Sequence) -> bool:
         """Whether the sequence can be served at its full length with nothing else running."""
@@ -177,6 +183,7 @@ class Scheduler:
                 return
 
     def _send_back(self, sequence: Sequence) -> None:
+        self.num_sent_back += 1
         self.running.remove(sequence)
         self.prefixes.release(sequence, keep=False)
         self._free(sequence)

@@ -11,7 +11,7 @@ from typing import Literal
 from transformers import PreTrainedTokenizerBase
 
 from pipeline.config import SamplingConfig
-from pipeline.records import AcceptanceStats
+from pipeline.records import AcceptanceStats, DraftSpan
 from workers.drafters.base import Draft, DraftContext
 from workers.kv_cache import Slot
 from workers.randomness import NoiseKey, noise_key
@@ -47,6 +47,7 @@ class SampleResult:
     topk_logprobs: tuple[tuple[float, ...], ...] | None = None
     cdf_low: tuple[float, ...] | None = None
     cdf_high: tuple[float, ...] | None = None
+    draft_spans: tuple[DraftSpan, ...] | None = None
 
     @property
     def text(self) -> str:
@@ -70,6 +71,10 @@ class StatsCounter:
         self.accepted[len(accepted_rows)] += 1
         self.drafted[len(draft)] += 1
         self.by_drafter.update(draft.drafters[row - 1] for row in accepted_rows)
+
+    def spans_noted(self) -> tuple[DraftSpan, ...] | None:
+        """None: where drafts were accepted is only noted in jobs that trace (see `tracing`)."""
+        return None
 
     def freeze(self) -> AcceptanceStats:
         return AcceptanceStats(
@@ -225,4 +230,5 @@ class Sequence:
             topk_logprobs=tuple(extras.topk_logprobs) if "topk" in wanted else None,
             cdf_low=tuple(extras.cdf_low) if "cdf" in wanted else None,
             cdf_high=tuple(extras.cdf_high) if "cdf" in wanted else None,
+            draft_spans=self.stats.spans_noted(),
         )

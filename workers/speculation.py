@@ -41,6 +41,11 @@ class Speculation:
         self._seconds = 0.0
 
     @property
+    def draft_rows(self) -> int:
+        """Rows that the last step verified beside pending tokens and prompts."""
+        return self._draft_rows
+
+    @property
     def top_k(self) -> int:
         """Candidates per row that `observe` wants in this step."""
         return self._drafter.top_k if self._learning else 0

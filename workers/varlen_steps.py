@@ -19,7 +19,8 @@ from workers.attention import AttentionProbe
 from workers.blocks import Block, prompt_block
 from workers.cuda_graphs import CAPTURE_AT, Capture, GraphCapture, StepGraphs
 from workers.device_arrays import DeviceArrays
-from workers.kv_cache import KVCache, KVShape
+from workers.kv_cache import KVCache
+from workers.kv_storage import KVShape
 from workers.step_shape import OrderedStep, StepShape, ordered, step_arrays
 from workers.varlen_attention import FlashKernel, flash_attention, refusal, varlen_layout
 

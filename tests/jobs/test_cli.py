@@ -15,6 +15,7 @@ import yaml
 from click.testing import CliRunner
 
 from jobs.cli import PACKAGES, cli, main
+from pipeline.errors import ConnectionLost
 
 ROOT = Path(__file__).parents[2]
 MakeJob = Callable[..., Any]
@@ -42,11 +43,17 @@ def dry_run(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> dict[
     return data
 
 
-@pytest.mark.parametrize("command", ["run", "preview", "status", "verify"])
+@pytest.mark.parametrize("command", ["run", "preview", "status", "verify", "submit", "stop", "logs", "list"])
 def test_help_shows_examples(command: str) -> None:
     result = CliRunner().invoke(cli, [command, "--help"])
     assert result.exit_code == 0
     assert f"Examples:\n    sevenleague {command} " in result.output
+
+
+def test_an_error_type_alone_says_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert mistake(capsys, "run", "job.yaml", "--error-type", "odd") == (
+        "--error-type needs --retry-failed, got --error-type odd alone"
+    )
 
 
 def test_the_bare_command_shows_help() -> None:
@@ -211,3 +218,17 @@ def test_a_shadowed_package_is_named(tmp_path: Path) -> None:
         f"sevenleague: the package 'pipeline' of sevenleague must be beside its others in {ROOT}, got one in {tmp_path}"
         ", where another distribution or folder shadows it\n"
     )
+
+
+def test_a_cluster_that_is_lost_leaves_the_job_resumable(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lose_the_cluster(*arguments: Any) -> None:
+        raise ConnectionLost("the Ray cluster has not answered for 30 s")
+
+    monkeypatch.setattr("jobs.run.command", lose_the_cluster)
+    with pytest.raises(SystemExit) as caught:
+        main(["run", "job.yaml"])
+    assert caught.value.code == 4
+    said = "sevenleague: the Ray cluster has not answered for 30 s; run the same command again to resume\n"
+    assert capsys.readouterr().err == said

@@ -116,12 +116,21 @@ def stop_by_sigterm(job: Any, driver: subprocess.Popen[str]) -> dict[str, float]
 
 
 def kill_worker_then_driver(job: Any, driver: subprocess.Popen[str]) -> dict[str, float]:
-    """What is committed when, after some commits, a worker and some commits later the driver was killed with -9."""
+    """What is committed when, after some commits, a worker was killed with -9, one was told to end, and then the driver
+    was killed with -9.
+    """
     wait_for_commits(job.output, len(committed(job.output)) + 1, driver)
-    workers = workers_of(driver)
-    assert len(workers) == 2
-    workers[0].kill()
-    wait_for_commits(job.output, len(committed(job.output)) + 2, driver)
+    deadline = time.monotonic() + 30
+    while len(workers := workers_of(driver)) < 2:
+        assert time.monotonic() < deadline, "the second worker does not start"
+        time.sleep(0.1)
+    killed, drained = workers
+    killed.kill()
+    drained.terminate()  # as on a spot machine that is taken away: it finishes what it has
+    before = len(committed(job.output))
+    psutil.wait_procs([drained], timeout=30)
+    assert not drained.is_running()
+    wait_for_commits(job.output, before + 2, driver)
     workers = workers_of(driver)
     driver.kill()
     driver.wait()

@@ -124,6 +124,29 @@ def test_failed_rows_end_with_exit_code_3(make_job: MakeJob, capsys: pytest.Capt
     assert (status["state"], status["rows"]) == ("done", {"total": 4, "ok": 1, "failed": 3})
 
 
+def test_failed_rows_are_done_again_when_their_cause_has_gone(
+    make_job: MakeJob, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Two prompts need more KV memory than the first run has; the rest is not decoded again."""
+    prompts = make_job([*PROMPTS[:5], "0123456789" * 20, None, "9876543210" * 20]).file.with_suffix(".parquet")
+    plain: dict[str, Any] = {"decoding": {"strategy": "autoregressive"}}  # drafts would need KV memory too
+    whole, job = make_job(prompts, name="whole", **plain), make_job(prompts, name="small", **plain)
+    assert call(capsys, "run", whole.file)[0] == 3
+    code, shown, _ = call(capsys, "run", job.file, "--set", "engine.kv_memory_gb=3.2e-5")
+    assert code == 3
+    assert "failed: 2 samples with prompt_too_long" in shown
+    before = rows_of(job.output)
+    code, shown, _ = call(capsys, "run", job.file, "--retry-failed", "--error-type", "prompt_too_long")
+    assert code == 3
+    assert "7 of 8 samples are in" in shown
+    after, names = rows_of(job.output), ("id", "prompt", "generation", "completion_token_ids", "error_type")
+    assert [[row[name] for name in names] for row in after] == [
+        [row[name] for name in names] for row in rows_of(whole.output)
+    ]
+    assert [after[i] for i in (0, 1, 2, 3, 4, 6)] == [before[i] for i in (0, 1, 2, 3, 4, 6)]
+    assert len(list((job.output / "data").iterdir())) == 2
+
+
 def mistake(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
     """The last line on stderr of a command that ends with exit code 2."""
     code, _, error = call(capsys, *arguments)

@@ -143,7 +143,11 @@ def test_a_finished_output(tmp_path: Path, make_job: MakeJob) -> None:
         "mean_acceptance_length": 1 + 4 / 6,
     }
     assert status.errors == {"null_prompt": 2}
+    (tmp_path / "out" / "data" / f".part-00009.parquet.{'0a' * 16}").write_bytes(
+        b"half of a part whose writer was killed"
+    )
     store.finish(config, store.committed().values(), status.metrics())
+    assert not [path for path in (tmp_path / "out" / "data").iterdir() if path.name.startswith(".")]
     names = ["part-00000-run-2.parquet", "part-00001-run-1.parquet"]
     assert storage.list_names(storage.join(out, "data")) == names
     manifest = json.loads((tmp_path / "out" / "_manifest.json").read_text())
@@ -159,6 +163,16 @@ def test_a_finished_output(tmp_path: Path, make_job: MakeJob) -> None:
         acceptance_by(out, "tsak")
     loaded = datasets.load_dataset(out, split="train", cache_dir=str(tmp_path / "cache"))
     assert loaded["id"][:] == ["0a", "0b", "1a", "1b"]
+
+
+def test_the_card_tells_of_code_that_came_with_the_model(tmp_path: Path, make_job: MakeJob) -> None:
+    cards = []
+    for value in ("false", "true"):
+        config, out = make_job(f"model.trust_remote_code={value}"), tmp_path / value
+        JobStore(str(out)).finish(config, [], {})
+        cards.append((out / "README.md").read_text())
+    sentence = "Python code that came with the model was run (`model.trust_remote_code` is on)."
+    assert [sentence in card for card in cards] == [False, True]
 
 
 def test_the_readable_card_names_parts_only(tmp_path: Path, make_job: MakeJob) -> None:

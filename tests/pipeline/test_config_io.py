@@ -85,6 +85,26 @@ def test_overrides_are_yaml_and_reach_into_shorthands() -> None:
             "output.extras 'cdf' needs sampling.coupling to be inverse_cdf, got gumbel",
         ),
         ({"model": ""}, "model.id must not be empty, got ''"),
+        (
+            {"cluster": {"tensor_parallel": 2, "gpus_per_worker": 2}},
+            "cluster.gpus_per_worker must be 0 or 1, for each process, where tensor_parallel is above 1, got 2",
+        ),
+        (
+            {"cluster": {"tensor_parallel": 2, "cpus_per_worker": 0}},
+            "cluster.cpus_per_worker must be above 0 where tensor_parallel is above 1, got 0",
+        ),
+        (
+            {"cluster": {"tensor_parallel": 2}, "engine": {"compile": "on"}},
+            "engine.compile must be auto or off where cluster.tensor_parallel is above 1, got on",
+        ),
+        (
+            {
+                "cluster": {"tensor_parallel": 2},
+                "decoding": {"strategy": "ptp", "adapter": "a"},
+                "sampling": {"coupling": "inverse_cdf"},
+            },
+            "decoding.adapter of the model itself needs cluster.tensor_parallel to be 1, got 2",
+        ),
     ],
 )
 def test_mistakes_are_told_in_one_sentence(sections: dict[str, Any], sentence: str) -> None:

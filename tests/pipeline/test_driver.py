@@ -1,157 +1,49 @@
-"""The driver on a real Ray, with an actor that is everything but an engine: it reads rows and writes parts."""
+"""The driver on a real Ray, with workers that echo their prompts or do what these say."""
 
 from __future__ import annotations
 
 import json
 import os
 import signal
+import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import ray
 
-from pipeline import driver, storage
+from pipeline import dispatch, storage, tenure
 from pipeline.commits import JobStore
-from pipeline.config import ClusterConfig, JobConfig
-from pipeline.errors import ConfigError, PermanentError, RowError, TransientError
+from pipeline.errors import ConfigError, PermanentError, RowError
 from pipeline.parts import read_part_rows, write_part
-from pipeline.preparation import prepare
-from pipeline.prompts import Prompt, read_prompts
-from pipeline.records import AcceptanceStats, PartReceipt, Progress, SampleRecord, ShardTask, WorkerProgress
-from pipeline.summary import JobSummary, status_of
+from pipeline.preparation import RetryFailed, prepare
+from pipeline.records import Progress, ShardTask
+from pipeline.summary import status_of
 from tests.pipeline.conftest import MakeJob
-from tests.pipeline.makers import make_error, make_record, write_parquet
+from tests.pipeline.echo import RunJob, expected, generations, job_runner, log_lines
+from tests.pipeline.makers import make_record, write_parquet
 
 pytestmark = pytest.mark.ray
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _ray_session() -> Iterator[None]:
-    ray.init(num_cpus=2, num_gpus=0, include_dashboard=False, object_store_memory=80 * 2**20, logging_level="error")
+    ray.init(
+        address="local",
+        num_cpus=2,
+        num_gpus=0,
+        include_dashboard=False,
+        object_store_memory=80 * 2**20,
+        logging_level="error",
+    )
     yield
     ray.shutdown()
 
 
-class EchoWorker:
-    """Answers a prompt with itself. Prompts that begin with `!` do what they say.
-
-    `!die` ends the process, `!slow` takes a second, `!fault` fails the shard twice with a TransientError (a file in
-    `scratch` remembers it), `!fault-always` each time, `!bug` raises what nobody expects.
-    """
-
-    def __init__(self, config: JobConfig, name: str, scratch: str) -> None:
-        self.config, self.name, self.scratch = config, name, Path(scratch)
-        self.done = 0
-
-    def ready(self) -> str:
-        self.log("ready")
-        if (self.scratch / "bad-model").exists():
-            raise ConfigError("model.id must exist, got 'tiny'")
-        if (self.scratch / "die-at-start").exists():
-            os._exit(1)
-        return "rev"
-
-    def generate(self, task: ShardTask) -> PartReceipt:
-        self.log(f"generate {task.shard.index}")
-        records = [
-            make_error(prompt.uid, error_type="worker_crash") if prompt.row in task.dead_rows else self.answer(prompt)
-            for prompt in self.prompts(task)
-        ]
-        return self.write(task, records)
-
-    def probe(self, task: ShardTask, start_row: int, num_rows: int) -> None:
-        self.log(f"probe {start_row} {num_rows}")
-        for prompt in self.prompts(task):
-            if prompt.row in range(start_row, start_row + num_rows) and prompt.row not in task.dead_rows:
-                self.answer(prompt)
-
-    def fail_rows(self, task: ShardTask, error_type: str, message: str) -> PartReceipt:
-        self.log(f"fail {task.shard.index}")
-        return self.write(task, [make_error(prompt.uid, error_type=error_type) for prompt in self.prompts(task)])
-
-    def progress(self) -> WorkerProgress:
-        return WorkerProgress(self.name, "running", self.done, 0, 5 * self.done, 0, 0, AcceptanceStats())
-
-    def log(self, line: str) -> None:
-        with open(self.scratch / "log", "a") as file:
-            file.write(f"{self.name} {os.getpid()} {line}\n")
-
-    def prompts(self, task: ShardTask) -> list[Prompt]:
-        return list(read_prompts(task.shard, self.config.input, self.config.output.columns))
-
-    def write(self, task: ShardTask, records: list[SampleRecord]) -> PartReceipt:
-        return write_part(task, records, self.config, "rev", self.name, 0.1)
-
-    def answer(self, prompt: Prompt) -> SampleRecord:
-        text = prompt.prompt or ""
-        if text == "!die":
-            os._exit(1)
-        if text == "!slow":
-            time.sleep(1.0)
-        if text == "!fault-always" or (text == "!fault" and self.count("fault") <= 2):
-            raise TransientError("the connection was lost")
-        if text == "!bug":
-            raise ZeroDivisionError("oops")
-        self.done += 1
-        return make_record(prompt.uid, generation=text)
-
-    def count(self, name: str) -> int:
-        with open(self.scratch / name, "a") as file:
-            file.write("x")
-        return (self.scratch / name).stat().st_size
-
-
-RunJob = Callable[..., JobSummary]
-
-
 @pytest.fixture
 def run_job(tmp_path: Path, make_job: MakeJob) -> RunJob:
-    """Run the job whose prompts are given, two rows to a shard."""
-
-    def run(
-        prompts: list[str],
-        *overrides: str,
-        max_restarts: int = -1,
-        on_progress: Callable[[Progress], None] = lambda progress: None,
-    ) -> JobSummary:
-        if not (tmp_path / "in.parquet").exists():
-            write_parquet(tmp_path / "in.parquet", {"text": prompts})
-        job = prepare(make_job("output.rows_per_shard=2", "cluster.cpus_per_worker=0.5", *overrides))
-        actor = ray.remote(EchoWorker).options(
-            num_cpus=0.5,
-            max_restarts=max_restarts,
-            max_task_retries=0,
-            max_concurrency=6,
-            runtime_env={"env_vars": {k: v for k, v in os.environ.items() if k.startswith("AWS_")}},
-        )
-        return driver.run(job, lambda i: actor.remote(job.config, f"worker-{i}", str(tmp_path)), on_progress)
-
-    return run
-
-
-def log_lines(tmp_path: Path, kind: str) -> list[str]:
-    """What the workers were asked for, without who was."""
-    lines = [line.split(" ", 2)[2] for line in (tmp_path / "log").read_text().splitlines()]
-    return [line for line in lines if line.startswith(kind)]
-
-
-def generations(tmp_path: Path) -> dict[str, str]:
-    """Generation, or the error's type, by id; each id once."""
-    rows: dict[str, str] = {}
-    manifest = json.loads((tmp_path / "out" / "_manifest.json").read_text())
-    for part in manifest["parts"]:
-        for row in read_part_rows(str(tmp_path / "out" / part["path"]), []):
-            assert row["id"] not in rows
-            rows[row["id"]] = row["generation"] or row["error_type"]
-    return rows
-
-
-def expected(prompts: list[str]) -> dict[str, str]:
-    return {f"in.parquet:{i}": "worker_crash" if text == "!die" else text for i, text in enumerate(prompts)}
+    return job_runner(tmp_path, make_job)
 
 
 def test_a_job_runs_to_its_end(tmp_path: Path, run_job: RunJob) -> None:
@@ -177,13 +69,7 @@ def test_a_row_that_kills_is_found_and_the_rest_is_kept(tmp_path: Path, run_job:
     assert (summary.state, summary.rows_ok, summary.rows_failed) == ("done", 9, 1)
     assert summary.errors == {"worker_crash": 1}
     assert generations(tmp_path) == expected(prompts)
-    assert log_lines(tmp_path, "probe") == ["probe 0 4", "probe 4 2", "probe 6 1", "probe 7 1"]
-
-
-def test_a_worker_without_restarts_is_replaced(tmp_path: Path, run_job: RunJob) -> None:
-    prompts = ["a", "!die"]
-    run_job(prompts, max_restarts=0)
-    assert generations(tmp_path) == expected(prompts)
+    assert log_lines(tmp_path, "probe") == ["probe 0 4", "probe 4 2", "probe 6 1", "probe 7 1", "probe 7 1"]
 
 
 def test_a_fault_that_passes_costs_an_attempt(tmp_path: Path, run_job: RunJob) -> None:
@@ -216,6 +102,43 @@ def test_bugs_of_workers_stop_the_job(tmp_path: Path, run_job: RunJob) -> None:
     assert status_of(str(tmp_path / "out")).state == "failed"
 
 
+@pytest.mark.parametrize(
+    ("prompt", "reason"),
+    [("!freeze", "the worker has not answered for "), ("!stall", "the engine has finished no step for 100 s")],
+)
+def test_a_worker_that_hangs_is_replaced(
+    tmp_path: Path, run_job: RunJob, caplog: pytest.LogCaptureFixture, prompt: str, reason: str
+) -> None:
+    """Its process is stopped, or it answers but its engine stands still."""
+    prompts = ["a", prompt, "c"]
+    summary = run_job(prompts, "cluster.hang_timeout_s=1.5")
+    assert (summary.state, summary.rows_failed) == ("done", 0)
+    assert generations(tmp_path) == expected(prompts)
+    assert log_lines(tmp_path, "generate").count("generate 0") == 2
+    assert any(line.startswith(f"worker-0 is replaced: {reason}") for line in caplog.messages), caplog.messages
+
+
+def test_a_worker_that_drains_blames_no_shard(
+    tmp_path: Path, run_job: RunJob, caplog: pytest.LogCaptureFixture
+) -> None:
+    prompts = ["a", "!drain", *"cdefghij"]
+    summary = run_job(prompts)
+    assert (summary.state, summary.rows_failed) == ("done", 0)
+    assert generations(tmp_path) == expected(prompts)
+    assert len(log_lines(tmp_path, "ready")) == 2
+    assert "shard 0 goes back (loss): the worker drains" in caplog.messages
+    assert "(death)" not in caplog.text
+
+
+def test_an_idle_worker_helps_a_straggler(tmp_path: Path, run_job: RunJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dispatch, "STRAGGLER_MIN_S", 1.0)
+    prompts = ["a", "!stuck-once", *"cdefghij"]
+    summary = run_job(prompts, "cluster.workers=2", "cluster.hang_timeout_s=60")
+    assert (summary.state, summary.rows_failed) == ("done", 0)
+    assert generations(tmp_path) == expected(prompts)
+    assert log_lines(tmp_path, "generate").count("generate 0") == 2
+
+
 def test_workers_that_cannot_start_stop_the_job(tmp_path: Path, run_job: RunJob) -> None:
     (tmp_path / "die-at-start").touch()
     with pytest.raises(PermanentError, match=r"^worker 0 could not start in 2 attempts: Actor"):
@@ -244,19 +167,32 @@ def test_sigterm_drains_and_the_next_run_goes_on(tmp_path: Path, run_job: RunJob
     assert sorted(log_lines(tmp_path, "generate")) == [f"generate {i}" for i in range(7)], "no shard ran twice"
 
 
-def test_two_drivers_on_one_output_commit_every_shard_once(tmp_path: Path, run_job: RunJob) -> None:
-    prompts = [f"p{i}" for i in range(6)]
-    write_parquet(tmp_path / "in.parquet", {"text": prompts})
-    summaries: list[JobSummary] = []
-    threads = [threading.Thread(target=lambda: summaries.append(run_job([]))) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert [(summary.state, summary.rows_ok) for summary in summaries] == [("done", 6)] * 2
+def test_a_second_driver_says_so_and_stops(tmp_path: Path, run_job: RunJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tenure, "HEARTBEAT_S", 0.4)
+    prompts = ["!slow"] * 8
+    refusals: list[str] = []
+
+    def run_another() -> None:
+        with pytest.raises(ConfigError) as raised:
+            run_job([])
+        refusals.append(str(raised.value))
+
+    second = threading.Thread(target=run_another)
+
+    def start_another(progress: Progress) -> None:
+        if progress.shards_committed and not second.ident:
+            second.start()
+
+    summary = run_job(prompts, on_progress=start_another)
+    second.join()
+    assert (summary.state, summary.rows_ok) == ("done", 8)
+    here = f"(process {os.getpid()} on {socket.gethostname()})"
+    assert refusals == [
+        "output.path must have one driver at a time, got another one at work on "
+        f"'{tmp_path}/out' {here}; this one stops"
+    ]
     assert generations(tmp_path) == expected(prompts)
-    named = {receipt.path for receipt in JobStore(str(tmp_path / "out")).committed().values()}
-    assert {f"data/{name}" for name in storage.list_names(str(tmp_path / "out" / "data"))} == named
+    assert len(log_lines(tmp_path, "generate")) == 4
 
 
 def test_orphans_of_dead_attempts_are_removed(tmp_path: Path, run_job: RunJob, make_job: MakeJob) -> None:
@@ -269,6 +205,23 @@ def test_orphans_of_dead_attempts_are_removed(tmp_path: Path, run_job: RunJob, m
     assert generations(tmp_path) == {"in.parquet:0": "a"}
 
 
+def test_failed_rows_are_done_again_when_asked_for(tmp_path: Path, run_job: RunJob) -> None:
+    """Of two types, one after the other; shards without such rows, and rows that did not fail, are left alone."""
+    prompts = ["a", "!broken", "b", "c", "!odd", "!broken", "d"]
+    assert run_job(prompts).errors == {"broken": 2, "odd": 1}
+    (tmp_path / "mended").touch()
+    assert run_job([]).errors == {"broken": 2, "odd": 1}, "nothing is done again unasked"
+    assert run_job([], retry_failed=RetryFailed("odd")).errors == {"broken": 2}
+    assert generations(tmp_path) == {**expected(prompts), "in.parquet:1": "broken", "in.parquet:5": "broken"}
+    before = len(log_lines(tmp_path, "generate"))
+    summary = run_job([], retry_failed=RetryFailed())
+    assert (summary.state, summary.rows_ok, summary.rows_failed) == ("done", 7, 0)
+    assert generations(tmp_path) == expected(prompts)
+    assert sorted(log_lines(tmp_path, "generate")[before:]) == ["generate 0", "generate 2"]
+    assert status_of(str(tmp_path / "out")).to_json() == summary.to_json()
+    assert len(storage.list_names(str(tmp_path / "out" / "data"))) == 4, "the parts that were replaced are gone"
+
+
 def test_a_job_on_s3(s3_bucket: str, tmp_path: Path, run_job: RunJob) -> None:
     out = f"{s3_bucket}/{tmp_path.name}/out"
     summary = run_job(["a", "b", "c"], f"output={out}", "output.rows_per_shard=2")
@@ -278,32 +231,6 @@ def test_a_job_on_s3(s3_bucket: str, tmp_path: Path, run_job: RunJob) -> None:
         row for part in manifest["parts"] for row in read_part_rows(storage.join(out, part["path"]), ["generation"])
     ]
     assert [row["generation"] for row in rows] == ["a", "b", "c"]
-
-
-@pytest.mark.parametrize(
-    ("cluster", "nodes", "sentence"),
-    [
-        (
-            {"workers": 2, "gpus_per_worker": 1},
-            [{"CPU": 8.0}],
-            "cluster.gpus_per_worker asks for 2 GPUs in all (1 for each of 2 workers), the cluster has 0",
-        ),
-        (
-            {"workers": 3, "cpus_per_worker": 1.5},
-            [{"CPU": 2.0}, {"CPU": 2.0}],
-            "cluster.cpus_per_worker asks for 4.5 CPUs in all (1.5 for each of 3 workers), the cluster has 4",
-        ),
-        (
-            {"workers": 1, "gpus_per_worker": 4},
-            [{"CPU": 8.0, "GPU": 2.0}] * 2,
-            "cluster.gpus_per_worker asks for 4 GPUs of one machine, the largest has 2",
-        ),
-    ],
-)
-def test_more_than_the_cluster_has(cluster: dict[str, Any], nodes: list[dict[str, float]], sentence: str) -> None:
-    with pytest.raises(ConfigError) as raised:
-        driver.check_resources(ClusterConfig(**cluster), nodes)
-    assert str(raised.value) == sentence
 
 
 def test_a_job_that_asks_too_much_stops_before_it_starts(tmp_path: Path, run_job: RunJob) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 from pipeline.fleet import Tally, Worker, tally_of
 from pipeline.records import AcceptanceStats, WorkerProgress
 from tests.pipeline.makers import make_receipt
@@ -18,11 +20,14 @@ def test_what_a_worker_has_not_handed_in_yet() -> None:
     assert worker.undelivered() == Tally()
 
 
-def test_a_worker_that_died_counts_from_nothing() -> None:
-    worker = Worker(0, handle=None, is_ready=True, progress=SEEN, delivered=Tally(1, 1, 1))
-    worker.died()
-    assert (worker.is_ready, worker.undelivered()) == (False, Tally())
-    assert worker.shown(is_draining=False).state == "loading"
+def test_a_worker_that_was_told_to_end_takes_no_tasks() -> None:
+    worker = Worker(0, is_ready=True, progress=SEEN)
+    assert (worker.takes_tasks, worker.is_idle, worker.is_placed) == (True, True, True)
+    worker.progress = replace(SEEN, state="draining")
+    assert (worker.takes_tasks, worker.is_idle) == (False, False)
+    worker = Worker(0, is_ready=True, progress=SEEN, has_given_back=True)
+    assert (worker.takes_tasks, worker.is_idle) == (False, False), "its progress may be a second old"
+    assert Worker(1).shown(is_draining=False).state == "loading"
 
 
 def test_a_drain_shows() -> None:

@@ -7,8 +7,8 @@ import datasets
 import pytest
 
 from pipeline.config import InputConfig
-from pipeline.errors import ConfigError
-from pipeline.inputs import find_inputs, open_dataset
+from pipeline.errors import ConfigError, PermanentError
+from pipeline.inputs import _labels, _suffix, find_inputs, open_dataset
 from tests.pipeline.makers import write_jsonl, write_parquet
 
 
@@ -72,6 +72,15 @@ def test_files_of_unknown_formats(tmp_path: Path) -> None:
     assert found(path, format="jsonl") == [("a.csv", "jsonl")]
 
 
+def test_labels_hold_no_credentials() -> None:
+    path = "https://user:password@host/d/a.parquet?X-Amz-Signature=secret"
+    assert _labels([path]) == {path: "a.parquet"}
+    assert _suffix(path) == ".parquet"
+    with pytest.raises(ConfigError) as raised:
+        _labels([path, path + "2"])
+    assert str(raised.value) == "input.path must not name addresses that differ in their query or credentials alone"
+
+
 def test_finished_outputs_are_read_by_their_manifest(tmp_path: Path) -> None:
     out = tmp_path / "out"
     for name in ("data/part-0.parquet", "data/part-1.parquet", "data/orphan.parquet"):
@@ -82,6 +91,11 @@ def test_finished_outputs_are_read_by_their_manifest(tmp_path: Path) -> None:
     assert message_of(str(out)) == f"input.path must not be the output of an unfinished job, got {str(out)!r}"
     (out / "_SUCCESS").touch()
     assert [label for label, _ in found(str(out))] == ["part-1.parquet", "part-0.parquet"]
+    for name in ("data/../../secret.parquet", "/etc/passwd", "s3://bucket/part-0.parquet", "../data/part-0.parquet"):
+        (out / "_manifest.json").write_text(json.dumps({"parts": [{"path": name}]}))
+        with pytest.raises(PermanentError) as raised:
+            found(str(out))
+        assert str(raised.value) == f"a part must be called data/NAME.parquet, got {name!r}"
 
 
 def test_datasets_saved_to_disk(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipeline.schema import OUTPUT_COLUMNS, output_schema, stats_of
 from tests.pipeline.conftest import MakeJob
 from tests.pipeline.makers import STATS, make_error, make_record, make_task
 
-EXTRAS = {"path": "out", "extras": ["token_ids", "logprobs", "topk", "cdf"]}
+EXTRAS = {"path": "out", "extras": ["prompt_ids", "token_ids", "logprobs", "topk", "cdf"]}
 NOTHING = pa.schema([])
 
 
@@ -74,6 +74,7 @@ def test_columns_follow_the_extras(make_job: MakeJob) -> None:
     assert schema.field("cdf_low").type == pa.list_(pa.float64())
     plain = output_schema(make_job(output={"path": "out", "extras": []}), NOTHING)
     assert OUTPUT_COLUMNS - set(plain.names) == {
+        "prompt_token_ids",
         "completion_token_ids",
         "token_logprobs",
         "topk_token_ids",

@@ -86,6 +86,35 @@ def test_templates_run_in_a_sandbox(tmp_path: Path) -> None:
     assert outcomes(path, prompt_template="{{ range(10**9) | list }}{{ question }}") == ["template_error"]
 
 
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ hints }}{{ cycler.__init__.__globals__.os }}", "attribute '__init__' of 'type' object is unsafe"),
+        ("{{ hints | attr('__class__') }}", "attribute '__class__' of 'list' object is unsafe"),
+        ("{{ '{0.__class__}'.format(hints) }}", "attribute '__class__' of 'list' object is unsafe"),
+        ("{{ hints.append('c') }}", "attribute 'append' of 'list' object is unsafe"),
+        ("{% import 'os' as os %}{{ hints }}", "no loader for this environment specified"),
+        ("{{ hints[0] * 10**9 }}", r"** would make more than a prompt can hold"),
+        ("{{ hints[0] * 999999999 }}", r"* would make more than a prompt can hold"),
+        (
+            "{% for i in range(99999) %}{% for j in range(99999) %}{{ hints }}{% endfor %}{% endfor %}",
+            "it writes more than 16,777,216 characters",
+        ),
+    ],
+)
+def test_templates_cannot_reach_python_nor_fill_the_memory(tmp_path: Path, template: str, reason: str) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"hints": [["a", "b"]]})
+    (prompt,) = prompts(path, prompt_template=template)
+    assert prompt.error is not None
+    assert prompt.error.error_type == "template_error"
+    assert reason in str(prompt.error)
+
+
+def test_templates_may_repeat_strings_and_multiply_numbers(tmp_path: Path) -> None:
+    path = write_parquet(tmp_path / "a.parquet", {"n": [7]})
+    assert outcomes(path, prompt_template="{{ '=' * n }} {{ n * 10000000000 }}") == ["======= 70000000000"]
+
+
 def test_template_columns() -> None:
     assert template_columns("{{ a }} {% for x in b %}{{ x }}{{ range(3) }}{% endfor %}") == ("a", "b")
     with pytest.raises(ConfigError) as raised:

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from pipeline import storage
+from pipeline import faults, storage
 from pipeline.config import JobConfig
 from pipeline.config_io import parse_job
 from pipeline.errors import PermanentError, TransientError
@@ -118,11 +118,16 @@ class Flaky(MemoryFileSystem):
     protocol = "flaky"
     store: dict[str, Any] = {}  # noqa: RUF012
     is_cut = False
+    fails_each = 0
+    reads = failed = 0
 
     def _open(self, path: str, mode: str = "rb", **kwargs: Any) -> Any:
         class Connection(io.BytesIO):
             def read(self, size: int | None = -1) -> bytes:
-                if Flaky.is_cut:
+                Flaky.reads += 1
+                if Flaky.is_cut or (Flaky.fails_each and Flaky.reads % Flaky.fails_each == 0):
+                    Flaky.failed += 1
+                    self.close()
                     raise ConnectionResetError("connection reset by peer")
                 return super().read(size)
 
@@ -141,5 +146,41 @@ def test_faults_of_the_store_are_no_bad_rows(tmp_path: Path, monkeypatch: pytest
     rows = read_rows(shard, config.input, ["text"])
     assert next(rows).number == 0
     monkeypatch.setattr(Flaky, "is_cut", True)
+    monkeypatch.setattr(faults, "PATIENCE_S", 0.0)
     with pytest.raises(TransientError, match=r"storage fault at .*: connection reset by peer"):
         list(rows)
+
+
+def test_reading_goes_on_where_it_was_when_a_fault_passes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third read fails, on a connection that is good for nothing any more; the rows are those of the file."""
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    monkeypatch.setattr(faults, "FIRST_PAUSE_S", 0.001)
+    texts = [os.urandom(100_000).hex() for _ in range(9)]
+    local = write_parquet(tmp_path / "a.parquet", {"text": texts}, rows_per_group=3)
+    lines = write_jsonl(tmp_path / "b.jsonl", [{"text": text} for text in texts])
+    for name in (local, lines):
+        storage.write_bytes(f"flaky://{Path(name).name}", Path(name).read_bytes())
+    for name in ("a.parquet", "b.jsonl"):
+        config = job(f"flaky://{name}", 4)
+        shards = plan(config).shards
+        monkeypatch.setattr(Flaky, "fails_each", 3)
+        found = [row.values["text"] for shard in shards for row in read_rows(shard, config.input, ["text"])]
+        assert found == texts
+        monkeypatch.setattr(Flaky, "fails_each", 0)
+    assert Flaky.failed > 5
+
+
+def test_a_file_that_changes_while_it_is_read_is_no_longer_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("flaky", Flaky, clobber=True)
+    storage.write_bytes("flaky://c", b"x" * 2**20)
+    with storage.open_input("flaky://c") as file:
+        assert file.read(5) == b"xxxxx"
+        storage.write_bytes("flaky://c", b"y" * 2**19)
+        monkeypatch.setattr(Flaky, "is_cut", True)
+        monkeypatch.setattr(faults, "PATIENCE_S", 0.0)
+        file.seek(2**19)
+        with pytest.raises(TransientError):
+            file.read(2**19)
+        monkeypatch.setattr(Flaky, "is_cut", False)
+        with pytest.raises(PermanentError, match=r"^flaky://c has changed while it was read$"):
+            file.read(5)

@@ -31,7 +31,7 @@ def test_the_worked_example() -> None:
     troubles, history = play(SHARD, {105})
     assert troubles.dead_rows == (105,)
     g = "Generate()"
-    assert history == [g, g, "100-103", "104-105", "104-104", "105-105", g]
+    assert history == [g, g, "100-103", "104-105", "104-104", "105-105", "105-105", g]
 
 
 @given(st.integers(1, 40), st.sets(st.integers(0, 39), max_size=retries.MAX_DEAD_ROWS))
@@ -81,3 +81,36 @@ def test_only_a_shard_that_has_killed_gets_a_worker_for_itself() -> None:
 def test_a_death_while_giving_up_is_no_fault_of_the_rows() -> None:
     troubles = retries.after_death(SHARD, Troubles(faults=3), GiveUp("shard_failed", "lost"), "killed")
     assert (troubles.deaths, troubles.faults) == (0, 4)
+
+
+def test_losses_are_forgiven_until_there_are_too_many_of_them() -> None:
+    troubles = Troubles()
+    for count in range(1, 6):
+        troubles = retries.after_loss(SHARD, troubles, Generate(), "the machine is gone")
+        assert (troubles.losses, troubles.deaths, troubles.needs_own_worker, troubles.is_clean) == (
+            count,
+            0,
+            False,
+            True,
+        )
+        assert retries.pause_s(troubles) == 0.0
+    troubles = retries.after_loss(SHARD, troubles, Generate(), "the machine is gone")
+    assert (troubles.losses, troubles.deaths, troubles.needs_own_worker) == (0, 1, True)
+
+
+def test_a_loss_in_a_search_leaves_the_suspects_as_they_are() -> None:
+    troubles = Troubles(deaths=2, suspects=range(100, 108))
+    lost = retries.after_loss(SHARD, troubles, Probe(range(100, 104)), "drained")
+    assert (lost.suspects, lost.deaths) == (range(100, 108), 2)
+    assert next_action(SHARD, lost, 3) == Probe(range(100, 104))
+
+
+def test_a_row_that_was_alone_in_one_death_is_not_dead_yet() -> None:
+    """As when workers are killed at random while a search goes on."""
+    troubles = Troubles(deaths=2, suspects=range(103, 104))
+    once = retries.after_death(SHARD, troubles, Probe(range(103, 104)), "killed")
+    assert (once.dead_rows, next_action(SHARD, once, 3)) == ((), Probe(range(103, 104)))
+    survived = retries.after_survival(once, Probe(range(103, 104)))
+    assert (survived.dead_rows, next_action(SHARD, survived, 3)) == ((), Generate())
+    twice = retries.after_death(SHARD, once, Probe(range(103, 104)), "killed")
+    assert (twice.dead_rows, next_action(SHARD, twice, 3)) == ((103,), Generate())

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from pipeline.config import JobConfig
 from pipeline.config_io import parse_job
 from pipeline.errors import ConfigError
-from pipeline.shards import plan, read_plan, write_plan
+from pipeline.plan_storage import read_plan, write_plan
+from pipeline.shards import plan
 from tests.pipeline.makers import write_jsonl, write_parquet
 
 
@@ -175,3 +178,66 @@ def test_null_ids(tmp_path: Path) -> None:
     a = write_parquet(tmp_path / "a.parquet", {"text": ["x"] * 2, "key": ["p", None]})
     place = f"got null for column 'key' in row 1 of {a}"
     assert refusal(a, id_column="key") == f"input.id_column must hold an id in every row, {place}"
+
+
+def test_many_files_are_planned_as_one_after_the_other_would_be(tmp_path: Path) -> None:
+    """Read in parallel, with what each file gives put together in order."""
+    paths = []
+    for i in range(150):
+        columns = {"text": ["x" * (i % 7)] * (1 + i % 5), "n": list(range(1 + i % 5))}
+        lines = [{"text": "x", "n": j} for j in range(1 + i % 5)]
+        name = tmp_path / f"{i:03d}"
+        paths.append(write_jsonl(name, lines) if i % 10 == 3 else write_parquet(name, columns, rows_per_group=2))
+    for i, path in enumerate(paths):
+        paths[i] = str(Path(path).rename(f"{path}.{'jsonl' if i % 10 == 3 else 'parquet'}"))
+    config = job(str(tmp_path), columns=("n",), rows_per_shard=3)
+    whole = plan(config)
+    alone = [plan(job(path, columns=("n",), rows_per_shard=3)) for path in paths]
+    shards = [shard for one in alone for shard in one.shards]
+    labels = [file.label for file in whole.files]
+    assert labels == sorted(Path(path).name for path in paths)
+    assert whole.shards == tuple(replace(shard, index=i) for i, shard in enumerate(shards))
+    assert whole.files == tuple(file for one in alone for file in one.files)
+    assert whole == plan(job(str(tmp_path), columns=("n",), rows_per_shard=3, limit=10**9)), "which reads in turn"
+
+
+def test_of_several_mistakes_the_first_in_file_order_counts(tmp_path: Path) -> None:
+    for i in range(100):
+        path = write_parquet(tmp_path / f"{i:03d}.parquet", {"text" if i != 30 else "other": ["x"]})
+        if i in (41, 77):
+            Path(path).write_bytes(b"no longer Parquet")
+    for _ in range(5):
+        assert "030.parquet" in refusal(str(tmp_path))
+    write_parquet(tmp_path / "030.parquet", {"text": ["x"]})
+    for _ in range(5):
+        assert "041.parquet" in refusal(str(tmp_path))
+    assert plan(job(str(tmp_path), limit=41)).num_rows == 41, "what lies behind the limit is not looked into"
+
+
+def test_footers_longer_than_what_is_read_at_first(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    write_parquet(path, {"text": ["x"], **{f"column {i} {'x' * 200}": [i] for i in range(400)}})
+    footer_bytes = int.from_bytes(path.read_bytes()[-8:-4], "little")
+    assert footer_bytes > 64 * 1024
+    assert plan(job(str(path))).num_rows == 1
+
+
+def test_shards_know_about_how_large_they_are(tmp_path: Path) -> None:
+    a = write_parquet(tmp_path / "a.parquet", {"text": [*["x"] * 4, *("y" * 1000 for _ in range(4))]}, rows_per_group=4)
+    sizes = [shard.num_bytes for shard in plan(job(a, rows_per_shard=2)).shards]
+    footer = pq.ParquetFile(a).metadata
+    assert sizes == [footer.row_group(group).total_byte_size // 2 for group in (0, 0, 1, 1)]
+    (across,) = plan(job(a, rows_per_shard=6, limit=6)).shards
+    assert across.num_bytes == footer.row_group(0).total_byte_size + footer.row_group(1).total_byte_size // 2
+    b = write_jsonl(tmp_path / "b.jsonl", [{"text": "x"}, {"text": "y" * 100}])
+    assert [shard.num_bytes for shard in plan(job(b, rows_per_shard=1)).shards] == [14, 113]
+
+
+def test_plans_of_earlier_versions_load(tmp_path: Path) -> None:
+    """They know no sizes."""
+    made = plan(job(write_parquet(tmp_path / "a.parquet", {"text": ["x"] * 3}), rows_per_shard=2))
+    stored = tmp_path / "_plan.parquet"
+    write_plan(str(stored), made)
+    table = pq.read_table(stored)
+    pq.write_table(table.drop_columns(["num_bytes"]), stored)
+    assert read_plan(str(stored)).shards == tuple(replace(shard, num_bytes=0) for shard in made.shards)

@@ -9,6 +9,7 @@ import fsspec
 import pytest
 
 from pipeline import storage
+from pipeline.conditional_put import exists_already
 from pipeline.errors import ConfigError
 from pipeline.storage import join
 from tests.pipeline.makers import Careless
@@ -20,6 +21,7 @@ def test_objects_round_trip(root: str) -> None:
     storage.write_bytes(join(root, "a", "c"), b"")
     assert storage.read_bytes(join(root, "a", "b")) == b"two"
     assert storage.list_names(join(root, "a")) == ["b", "c"]
+    assert storage.list_folder(root) == ([], ["a"])
     paths = [join(root, "a", "b"), join(root, "a", "c")]
     assert storage.read_many(paths) == {paths[0]: b"two", paths[1]: b""}
     assert storage.read_many([]) == {}
@@ -59,7 +61,7 @@ def test_the_condition_of_the_put_itself_decides_on_s3(s3_bucket: str) -> None:
     fs.pipe_file(name, b"first")
     with pytest.raises(OSError) as raised:
         fs.pipe_file(name, b"second", mode="create")
-    assert storage._exists_already(raised.value)
+    assert exists_already(raised.value)
     assert fs.cat_file(name) == b"first"
 
 
@@ -107,11 +109,20 @@ def test_find_lists_files_globs_and_folders(root: str) -> None:
     for name in ("in/b.parquet", "in/a.parquet", "in/deep/c.parquet", "in/_d.parquet", "in/.e", "in/_f/g.parquet"):
         storage.write_bytes(join(root, name), b"x")
     found = [join(root, "in", name) for name in ("a.parquet", "b.parquet", "deep/c.parquet")]
-    assert storage.find(join(root, "in")) == _as_found(found)
-    assert storage.find(join(root, "in", "*.parquet")) == _as_found([join(root, "in/_d.parquet"), *found[:2]])
-    assert storage.find(found[0]) == [found[0]]
-    assert storage.find(join(root, "none")) == []
-    assert storage.find(join(root, "none*")) == []
+    assert paths_of(join(root, "in")) == _as_found(found)
+    assert paths_of(join(root, "in", "*.parquet")) == _as_found([join(root, "in/_d.parquet"), *found[:2]])
+    assert paths_of(found[0]) == _as_found([found[0]])
+    assert paths_of(join(root, "none")) == []
+    assert paths_of(join(root, "none*")) == []
+
+
+def paths_of(path: str) -> list[str]:
+    """What `find` finds; what its listing tells of a file must be what asking for the file tells."""
+    files = storage.find(path)
+    for file in files:
+        info = storage.file_info(file.path)
+        assert (file.size, file.etag or info.etag) == (info.size, info.etag)
+    return [file.path for file in files]
 
 
 def _as_found(paths: list[str]) -> list[str]:
@@ -148,5 +159,3 @@ def test_paths() -> None:
     assert join("/", "x") == "/x"
     assert storage.absolute("a/b") == os.path.join(os.getcwd(), "a/b")
     assert storage.absolute("s3://a/b") == "s3://a/b"
-    assert storage.without_credentials("https://me:key@host/a?token=x") == "https://***@host/a?***"
-    assert storage.without_credentials("s3://bucket/what?.parquet") == "s3://bucket/what?.parquet"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +14,10 @@ import pytest
 
 from pipeline.config import JobConfig
 from pipeline.config_io import parse_job
-from pipeline.errors import ConfigError
+from pipeline.errors import ConfigError, Withdrawn
 from pipeline.parts import read_part_rows
-from pipeline.records import PartReceipt, ShardTask
-from pipeline.schema import stats_of
+from pipeline.records import PartReceipt, Redo, ShardTask
+from pipeline.schema import STATS_COLUMNS, stats_of
 from pipeline.shards import plan
 from workers.actor import GenerationWorker
 
@@ -53,6 +55,31 @@ def task_of(config: JobConfig, **fields: Any) -> ShardTask:
         passthrough=job_plan.passthrough,
         **fields,
     )
+
+
+def test_rows_done_again_are_those_of_an_undisturbed_run(make_config: Callable[..., JobConfig]) -> None:
+    """The rows that were lost are decoded, alone; the part holds all others as they were, failed ones too."""
+    config = make_config(PROMPTS)
+    worker = GenerationWorker(config, "worker-0")
+    undisturbed = rows_of(config, worker.generate(task_of(config)))
+    standing = worker.generate(replace(task_of(config, dead_rows=(0, 4)), attempt=2))
+    assert standing.errors["worker_crash"] == 4
+    before = rows_of(config, standing)
+    decoded = worker.progress().completion_tokens
+    redo = Redo(standing.path, generation=3, error_type="worker_crash")
+    receipt = worker.generate(replace(task_of(config, redo=redo), attempt=3))
+    after = rows_of(config, receipt)
+    assert (receipt.generation, receipt.num_rows, receipt.num_failed) == (3, 12, 6)
+    assert receipt.errors == {"null_prompt": 2, "empty_prompt": 2, "prompt_too_long": 2}
+    assert receipt.completion_tokens == sum(row["completion_tokens"] for row in after)
+    again = [i for i in range(12) if i // 2 in (0, 4)]
+    assert [row for i, row in enumerate(after) if i not in again] == [r for i, r in enumerate(before) if i not in again]
+    speed = {"latency_s", *STATS_COLUMNS, "mean_acceptance_length", "draft_acceptance_rate"}
+    for i in again:
+        assert {k: v for k, v in after[i].items() if k not in speed} == {
+            k: v for k, v in undisturbed[i].items() if k not in speed
+        }
+    assert worker.progress().completion_tokens - decoded == sum(after[i]["completion_tokens"] for i in again)
 
 
 def rows_of(config: JobConfig, receipt: PartReceipt) -> list[dict[str, Any]]:
@@ -143,3 +170,19 @@ def test_a_model_that_is_not_there_is_told_by_ready(make_config: Callable[..., J
     config = make_config(["One step"], model={"id": str(tmp_path / "none")})
     with pytest.raises(ConfigError, match=r"^model\.id must be "):
         GenerationWorker(config, "worker-0").ready()
+
+
+def test_a_withdrawn_task_ends_and_leaves_no_part(make_config: Callable[..., JobConfig]) -> None:
+    config = make_config(["One step", "The dog"], sampling={"n": 1, "max_tokens": 400, "ignore_eos": True})
+    worker = GenerationWorker(config, "worker-0")
+    worker.ready()
+    task = task_of(config)
+    with ThreadPoolExecutor() as callers:
+        attempt = callers.submit(worker.generate, task)
+        while not worker.progress().running:
+            pass
+        worker.withdraw(task.part_name)
+        with pytest.raises(Withdrawn):
+            attempt.result(timeout=60)
+    assert not Path(config.output.path).exists()
+    assert worker.progress().state == "idle"

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pipeline.config import EngineConfig
-from workers.kv_cache import KVCache, KVShape, Move, Slot, budget_bytes, commit_move
+from workers.kv_cache import KVCache, Move, Slot, budget_bytes, commit_move
+from workers.kv_storage import KVShape
 
 SHAPE = KVShape(layers=2, heads=1, head_size=2, dtype=torch.float32, device=torch.device("cpu"))
 SLOT_BYTES = 128 * SHAPE.bytes_per_token

@@ -212,12 +212,35 @@ def test_missing_tensor_is_refused(copied: Path) -> None:
     assert refusal(copied) == "model.id must have all its weights, got 'FOLDER' without model.norm.weight"
 
 
-def test_pickled_weights_are_not_read(copied: Path) -> None:
-    torch.save(load_file(copied / "model.safetensors"), copied / "pytorch_model.bin")
+def test_pickled_weights_are_read_only_when_asked_for(copied: Path) -> None:
+    weights = load_file(copied / "model.safetensors")
+    torch.save(weights, copied / "pytorch_model.bin")
     (copied / "model.safetensors").unlink()
-    assert refusal(copied).startswith(
-        "model.id must be one that transformers can load here, got 'FOLDER': Error no file named model.safetensors"
+    assert refusal(copied) == (
+        "model.id must be a model with safetensors weights unless model.allow_pickle is true, got 'FOLDER' without any"
     )
+    loaded = load(copied, allow_pickle=True)
+    assert torch.equal(loaded.model.state_dict()["model.norm.weight"], weights["model.norm.weight"])
+    torch.save({**weights, "model.norm.weight": weights["model.norm.weight"] + 1}, copied / "pytorch_model.bin")
+    assert load(copied, allow_pickle=True).revision != loaded.revision
+
+
+def test_a_pickle_that_would_run_something_is_refused_even_then(copied: Path) -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return Path.touch, (copied / "ran",)
+
+    torch.save({"model.norm.weight": Evil()}, copied / "pytorch_model.bin")
+    (copied / "model.safetensors").unlink()
+    sentence = "model.id must be a model whose pickled weights hold nothing but tensors, got 'FOLDER'"
+    assert refusal(copied, allow_pickle=True) == sentence
+    assert not (copied / "ran").exists()
+
+
+def test_a_configuration_cannot_name_a_pickle(copied: Path) -> None:
+    torch.save({}, copied / "adapter_model.bin")
+    edit_json(copied / "config.json", transformers_weights="adapter_model.bin")
+    assert "whose weights are in a pickle of an adapter" in refusal(copied)
 
 
 @pytest.mark.parametrize(

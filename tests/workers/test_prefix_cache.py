@@ -17,7 +17,8 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from pipeline.config import AutoConfig, EngineConfig, ModelConfig, SamplingConfig
 from tests.conftest import TINY_MODELS
 from workers.engine import Engine, Request, SampleResult
-from workers.kv_cache import KVCache, KVShape
+from workers.kv_cache import KVCache
+from workers.kv_storage import KVShape
 from workers.model_loading import LoadedModel, load_model
 from workers.prefix_cache import BLOCK, PrefixCache
 from workers.sequence import Sequence
@@ -296,8 +297,9 @@ class PrefixMachine(RuleBasedStateMachine):
     @invariant()
     def the_account_is_right_and_within_the_budget(self) -> None:
         cache, kept = self.rig.cache, self.rig.prefixes._kept
-        assert cache.reserved_bytes == sum(node.kv_L2CKD.nbytes for node in kept if node.kv_L2CKD is not None)
+        assert cache.reserved_bytes == sum(part.nbytes for part in cache.storage.parts.values())
         assert cache.reserved_bytes <= cache.budget_bytes // 4
+        assert {node.part for node in kept} == set(cache.storage.parts)
         assert cache.free_bytes >= 0
         assert all(node.parent.parent is None or node.parent in kept for node in kept if node.parent is not None)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,23 @@ def test_a_refused_messages_list_is_a_row_error(tokenizer: PreTrainedTokenizerBa
     ) as caught:
         renderer(tokenizer).token_ids(prompt_of([{"role": "robot", "content": "beep"}]), 8)
     assert caught.value.error_type == "chat_template_error"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{{ messages.__class__.__mro__[1].__subclasses__() }}",
+        "{{ raise_exception.__globals__.os }}",
+        "{{ messages.clear() }}",
+        "{% include 'secrets' %}",
+    ],
+)
+def test_a_chat_template_runs_in_a_sandbox(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = template
+    with pytest.raises(RowError, match="the model's chat template refuses these messages") as raised:
+        renderer(own).text(prompt_of(QUESTION))
+    assert raised.value.error_type == "chat_template_error"
 
 
 def test_the_error_of_a_prompt_is_raised(tokenizer: PreTrainedTokenizerBase) -> None:

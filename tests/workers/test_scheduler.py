@@ -7,7 +7,8 @@ import itertools
 import torch
 
 from pipeline.config import SamplingConfig
-from workers.kv_cache import KVCache, KVShape
+from workers.kv_cache import KVCache
+from workers.kv_storage import KVShape
 from workers.scheduler import Schedule, Scheduler
 from workers.sequence import Request, Sequence
 from workers.window_policy import StepRoom

@@ -12,7 +12,7 @@ from torch import Tensor
 from pipeline.config import SamplingConfig
 from workers.blocks import decode_block
 from workers.drafters.base import Draft, Proposal
-from workers.kv_cache import Slab, Slot
+from workers.kv_cache import Slot
 from workers.planned_block import PlannedBlock
 from workers.randomness import streams
 from workers.sampling import RowHistory, penalize, pick, widened
@@ -27,7 +27,7 @@ DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
 def planned(uid: str, params: SamplingConfig, output: tuple[int, ...] = (5,), draft: Draft = TREE) -> PlannedBlock:
     sequence = Sequence.create(Request(uid, (1, 2, 3), params), 0, 0, frozenset(), 100)
     sequence.tokens.extend(output)
-    slot = Slot(Slab(64, torch.empty(1, 2, 1, 64, 1, 1)), 0)
+    slot = Slot(None, 0)  # type: ignore[arg-type]
     block = decode_block(slot, len(sequence.tokens) - 1, output[-1], draft, None)
     return PlannedBlock(sequence, block, Proposal(draft))
 

@@ -16,7 +16,8 @@ from tests.workers.flash_reference import reference_flash
 from workers.blocks import Block, decode_block, prompt_block
 from workers.device_arrays import DeviceArrays
 from workers.drafters.base import EMPTY_PROPOSAL, Draft, ExtraRows
-from workers.kv_cache import KVCache, KVShape
+from workers.kv_cache import KVCache
+from workers.kv_storage import KVShape
 from workers.model_loading import load_model
 from workers.model_runner import ModelRunner
 from workers.step_shape import (

@@ -154,6 +154,7 @@ class PTPDrafter:
                 slots.append(slot)
         if not windows:
             return
+        self._read_along(windows, slots)
         pending, auxiliary = [], []
         for window, slot, inputs_LE in zip(windows, slots, self._inputs(windows), strict=True):
             tokens, column = window.context.tokens, slot.used
@@ -166,17 +167,20 @@ class PTPDrafter:
         self._keep(windows, self._runner.forward([*pending, *auxiliary]), first=0)
 
     def _slot(self, window: _Window) -> Slot | None:
-        """Where the base keeps the window's context: in the target's cache, or in that of the smaller model, which
-        first reads what it has not."""
+        """Where the base keeps the window's context: in the target's cache, or in that of the smaller model."""
         if self._own_cache is None:
             assert window.context.slot is not None
             return window.context.slot
-        tokens = window.context.tokens
-        slot = self._own_cache.slot(window.context.key, len(tokens) + window.slots)
-        unread = tokens[: len(tokens) - self._stands_in]
-        if slot is not None and slot.used < len(unread):
-            self._own_cache.read([(slot, unread)])
-        return slot
+        return self._own_cache.slot(window.context.key, len(window.context.tokens) + window.slots)
+
+    def _read_along(self, windows: Sequence[_Window], slots: Sequence[Slot]) -> None:
+        """Let the smaller model read, for all samples together, what it has not of their contexts."""
+        if self._own_cache is None:
+            return
+        contexts = [window.context.tokens[: len(window.context.tokens) - self._stands_in] for window in windows]
+        unread = [(slot, tokens) for slot, tokens in zip(slots, contexts, strict=True) if slot.used < len(tokens)]
+        if unread:
+            self._own_cache.read(unread)
 
     # ---- one pass ----
 

@@ -27,6 +27,7 @@ from pipeline import storage
 from pipeline.adapter_config import AdaptConfig, AdapterConfig
 from pipeline.config import ModelConfig
 from pipeline.errors import ConfigError
+from pipeline.redaction import without_credentials
 from pipeline.train_config import BASE, Arm, DataConfig, LoopConfig, TrainConfig, parse_train
 from workers.model_loading import LoadedModel, load_model
 from workers.ptp.adapter import base_shape, new_adapter
@@ -186,7 +187,7 @@ def described(data: DataConfig) -> str:
     if data.exact is not None:
         return f"exact teacher: {data.exact.model_dump_json()}"
     paths = data.outputs if data.input is None else data.input.path
-    return ", ".join(storage.without_credentials(path) for path in paths)
+    return ", ".join(without_credentials(path) for path in paths)
 
 
 def _run(
