@@ -9,7 +9,7 @@ OLD_PYTHON := make install needs Python 3.11 or newer; name one with PYTHON=..
 
 SPEC_BENCH ?= ../shared/data/spec_bench.parquet
 
-.PHONY: install demo test lint trials bench experiments chaos scale overhead clean
+.PHONY: install demo test lint docs docs-check trials bench experiments chaos scale overhead clean
 
 install: $(INSTALLED)
 
@@ -33,6 +33,15 @@ lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The site of docs/, in build/site; needs no network.
+docs: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo build/site/index.html
+
+# Commands, files, links and keys of README and docs/; help, dry runs, doctor and the quickstart are run.
+docs-check: install
+	$(BIN)/python -m infra.docs.check --run
 
 # Slow: about an hour on two cores. Delete out/trials to start anew, else finished jobs are not redone.
 trials: install

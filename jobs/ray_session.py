@@ -150,7 +150,7 @@ def _connect(address: str, environment: Mapping[str, str], shows_logs: bool) -> 
     packages = [str(Path(package.__path__[0])) for package in (pipeline, workers, jobs)]
     try:
         if address != "auto":
-            _check_reachable(address)
+            check_reachable(address)
         with _own_sigterm():
             ray.init(
                 address=address,
@@ -177,7 +177,7 @@ def _own_sigterm() -> Iterator[None]:
             signal.signal(signal.SIGTERM, handler)
 
 
-def _check_reachable(address: str) -> None:
+def check_reachable(address: str) -> None:
     """Raises OSError or ValueError at once, where Ray would try for minutes and then end the process."""
     host, _, port = address.rpartition(":")
     socket.create_connection((host, int(port)), timeout=CONNECT_S).close()

@@ -28,7 +28,7 @@ from typing import Any
 
 import click
 import numpy as np
-import psutil
+import psutil  # type: ignore[import-untyped]
 import pyarrow as pa
 import pyarrow.parquet as pq
 import ray

@@ -51,7 +51,7 @@ def pick_prompts(source: str, target: Path, count: int) -> None:
     job = job_of(Path(source), target.parent, 1, 1)
     picked = [prompt for prompt in first_prompts(job) if user_chars(prompt) <= MOST_CHARS][:count]
     assert len(picked) == count, f"{source} has only {len(picked)} prompts of at most {MOST_CHARS} characters"
-    messages = [prompt.messages or ({"role": "user", "content": prompt.prompt},) for prompt in picked]
+    messages = [prompt.messages or ({"role": "user", "content": prompt.prompt or ""},) for prompt in picked]
     pq.write_table(pa.table({"messages": messages}), target)
 
 
