@@ -5,8 +5,10 @@ Weights are drawn wide (std 0.5), so that distributions are peaked and greedy de
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +75,19 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral_native": ("MistralConfig", {**NATIVE, "num_key_value_heads": 2, "sliding_window": 16}),
 }
 """Name -> configuration class of transformers and its arguments."""
+
+
+@pytest.fixture(autouse=True)
+def _logging_stays_as_it_was() -> Iterator[None]:
+    """Commands that run in this process set up its logs (`pipeline.logs.configure`)."""
+    loggers = [logging.getLogger(name) for name in (None, "pipeline", "workers", "jobs")]
+    before = [(logger, logger.level, list(logger.handlers)) for logger in loggers]
+    hook = sys.excepthook
+    yield
+    sys.excepthook = hook
+    for logger, level, handlers in before:
+        logger.setLevel(level)
+        logger.handlers[:] = handlers
 
 
 @pytest.fixture(scope="session")

@@ -85,7 +85,7 @@ def test_nothing_listens_beyond_this_machine() -> None:
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[str]:
-    server = ThreadedMotoServer(port=0)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"

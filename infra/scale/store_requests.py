@@ -114,7 +114,7 @@ def run(proxy: CountingProxy, files: int, shards_per_file: int) -> dict[str, Any
 @click.option("--shards-per-file", default=4, show_default=True)
 def main(files: int, shards_per_file: int) -> None:
     logging.getLogger("werkzeug").setLevel(logging.ERROR)
-    server = ThreadedMotoServer(port=0, verbose=False)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
     credentials = {"AWS_ACCESS_KEY_ID": "nobody", "AWS_SECRET_ACCESS_KEY": "nothing", "AWS_DEFAULT_REGION": "us-east-1"}

@@ -13,7 +13,7 @@ RULES = Path(__file__).parents[2] / "infra" / "s3" / "lifecycle.json"
 
 def test_a_store_takes_the_rule() -> None:
     configuration = json.loads(RULES.read_text())
-    server = ThreadedMotoServer(port=0)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     try:
         host, port = server.get_host_and_port()

@@ -24,7 +24,7 @@ RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3fs.S3FileSystem]:
-    server = ThreadedMotoServer(port=0)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
     server.start()
     host, port = server.get_host_and_port()
     for name, value in {
@@ -36,7 +36,7 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3fs.S3FileSystem]:
         monkeypatch.setenv(name, value)
     s3fs.S3FileSystem.clear_instance_cache()
     store = s3fs.S3FileSystem(use_listings_cache=False)
-    store.mkdir("bucket")
+    store.mkdir("jobs")
     yield store
     s3fs.S3FileSystem.clear_instance_cache()
     server.stop()
@@ -45,20 +45,20 @@ def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3fs.S3FileSystem]:
 def test_a_job_in_s3(make_job: MakeJob, run_cli: RunCli, s3: s3fs.S3FileSystem, tmp_path: Path) -> None:
     prompts = [f"One step of seven-league boots, number {i}." for i in range(20)]
     local = make_job(prompts)
-    s3.put_file(str(local.file.with_suffix(".parquet")), "bucket/in/prompts.parquet")
+    s3.put_file(str(local.file.with_suffix(".parquet")), "jobs/in/prompts.parquet")
 
-    job = make_job("s3://bucket/in/*.parquet", name="s3", output={"path": "s3://bucket/out"})
+    job = make_job("s3://jobs/in/*.parquet", name="s3", output={"path": "s3://jobs/out"})
     result = run_cli("run", job.file)
     assert result.returncode == 0, result.stderr
-    assert "s3://bucket/out" in result.stdout
+    assert "s3://jobs/out" in result.stdout
 
-    status = json.loads(run_cli("status", "s3://bucket/out", "--json").stdout)
+    status = json.loads(run_cli("status", "s3://jobs/out", "--json").stdout)
     assert (status["state"], status["shards"]["committed"], status["rows"]["ok"]) == ("done", 5, 20)
-    paths = [part["path"] for part in json.loads(s3.cat_file("bucket/out/_manifest.json"))["parts"]]
+    paths = [part["path"] for part in json.loads(s3.cat_file("jobs/out/_manifest.json"))["parts"]]
 
     loaded = datasets.load_dataset(
         "parquet",
-        data_files=[f"s3://bucket/out/{path}" for path in paths],
+        data_files=[f"s3://jobs/out/{path}" for path in paths],
         split="train",
         cache_dir=str(tmp_path / "cache"),
         storage_options={"endpoint_url": os.environ["AWS_ENDPOINT_URL"]},
@@ -67,7 +67,7 @@ def test_a_job_in_s3(make_job: MakeJob, run_cli: RunCli, s3: s3fs.S3FileSystem, 
 
     endpoint = os.environ["AWS_ENDPOINT_URL"].removeprefix("http://")
     arrow_s3 = pyarrow.fs.S3FileSystem(endpoint_override=endpoint, scheme="http", region="us-east-1")
-    tables = [pq.read_table(f"bucket/out/{path}", filesystem=arrow_s3) for path in paths]
+    tables = [pq.read_table(f"jobs/out/{path}", filesystem=arrow_s3) for path in paths]
     assert sum(table.num_rows for table in tables) == 20
     assert len({uid for table in tables for uid in table["id"].to_pylist()}) == 20
     assert sorted(text for table in tables for text in table["generation"].to_pylist()) == sorted(loaded["generation"])

@@ -23,6 +23,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.checkup.reachable import findings
 from jobs.cli import main
 from jobs.exit_codes import ExitCode
 from jobs.ray_jobs import RayJobs, exit_code_of
@@ -179,9 +180,9 @@ def test_a_job_that_is_stopped_and_submitted_again_gives_the_data_of_an_undistur
     job = make_job(calm.file.with_suffix(".parquet"), name="disturbed", **SLOW)
     key = job_key(str(job.output))
 
+    run_here(calm)
     submit_twice(head, job, tmp_path, capsys, monkeypatch)
     follower = start_cli("logs", job.output, "--address", head, "--follow")
-    run_here(calm)
     wait_until(lambda: len(commits(job.output)) >= 2, "no commits")
     interrupt(follower, f"{key}-1")
     assert not RayJobs(head).find(str(job.output)).status.is_terminal()
@@ -313,6 +314,12 @@ def test_mistakes_show_before_anything_is_sent(
     for command in ("submit", "stop", "logs"):
         assert mistake(command, job.file, *nowhere) == f"{refused}'http://127.0.0.1:1': [Errno 111] Connection refused"
     assert mistake("stop", "out/x", "--address", "head:8265") == f"{refused}'head:8265': no http address"
+
+
+@pytest.mark.ray
+def test_doctor_reaches_the_head(head: str, tiny_model_dir: Callable[[str], Path]) -> None:
+    (ray,) = [found for found in findings(None, str(tiny_model_dir("llama")), head) if found.name == "Ray"]
+    assert (ray.state, ray.found) == ("ok", f"{head}: takes jobs (sevenleague submit)")
 
 
 def test_exit_codes_are_those_of_the_job() -> None:

@@ -17,6 +17,7 @@ from pipeline.config_io import parse_job
 def s3_bucket() -> Iterator[str]:
     """`s3://..` of a bucket on moto's server; clients find it as users make them: by AWS_* variables."""
     import boto3
+    import s3fs
     from moto.server import ThreadedMotoServer
 
     server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
@@ -31,6 +32,7 @@ def s3_bucket() -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         for name, value in variables.items():
             patch.setenv(name, value)
+        s3fs.S3FileSystem.clear_instance_cache()  # a test before may have made one without credentials
         boto3.client("s3").create_bucket(Bucket="bucket")
         yield "s3://bucket"
     server.stop()

@@ -89,7 +89,10 @@ def test_a_branch_is_the_window_that_was_trained(
     runner = ModelRunner(loaded.model, compile, adapter)  # type: ignore[arg-type]
     u_WL = torch.rand(len(DEPTHS), SLOTS, generator=torch.Generator().manual_seed(5), dtype=torch.float64)
     without, beside, branches = in_a_step(runner, adapter, u_WL)
-    assert torch.equal(without, beside)
+    if compile == "on":  # these kernels compute each row apart from the others, libraries of matrix products do not
+        assert torch.equal(without, beside)
+    else:
+        torch.testing.assert_close(without, beside, rtol=0, atol=1e-12)
     expected = in_training(adapter, u_WL)
     deviation = (branches.double() - expected.double()).norm(dim=1) / expected.double().norm(dim=1)
     if dtype == "bfloat16":  # a row of a wild model may differ much by rounding alone, but not every other row
