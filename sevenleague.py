@@ -1,8 +1,9 @@
-"""The public face: `run_job` runs or resumes a job, `JobConfig` is a job, `Engine` decodes in this process without Ray.
+"""The public face: `run_job` runs or resumes a job, `JobConfig` is a job, `Engine` generates in this process.
 
     import sevenleague
 
     summary = sevenleague.run_job({"model": "builtin:smollm2-135m", "input": "prompts.parquet", "output": "out/mine"})
+    results = sevenleague.Engine("builtin:smollm2-135m").generate(["One step"], {"max_tokens": 32})
 
 Names are looked up when they are first used: importing this module imports neither torch nor Ray.
 """
@@ -14,12 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from jobs.run import run_job
-    from pipeline.config import JobConfig
-    from workers.engine import Engine
+    from pipeline.config import JobConfig, SamplingConfig
+    from workers.in_process import Engine, Generation
 
-__all__ = ["Engine", "JobConfig", "run_job"]
+__all__ = ["Engine", "Generation", "JobConfig", "SamplingConfig", "run_job"]
 
-_HOMES = {"Engine": "workers.engine", "JobConfig": "pipeline.config", "run_job": "jobs.run"}
+_HOMES = {
+    "Engine": "workers.in_process",
+    "Generation": "workers.in_process",
+    "JobConfig": "pipeline.config",
+    "SamplingConfig": "pipeline.config",
+    "run_job": "jobs.run",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -9,13 +9,16 @@ from typing import Any
 
 from rich.console import Console
 
+from jobs.estimate import calibration_lines, plan_lines, prompt_lines
 from jobs.exit_codes import ExitCode
 from jobs.progress import progress_display, stderr_console
+from jobs.push import check_push, push_finished
 from jobs.ray_session import log_as_configured, ray_session, worker_starter
 from jobs.tables import print_acceptance
 from pipeline import storage
 from pipeline.config import JobConfig
 from pipeline.config_io import dump_job, load_job, parse_job
+from pipeline.errors import ConfigError
 from pipeline.preparation import RetryFailed, prepare
 from pipeline.records import ProgressCallback
 from pipeline.redaction import redacted, without_credentials
@@ -38,12 +41,16 @@ def run_job(
     """
     from pipeline import driver
 
-    prepared = prepare(resolve(config, overrides), retry_failed)
+    resolved = resolve(config, overrides)
+    check_push(resolved)
+    prepared = prepare(resolved, retry_failed)
     with (
         ray_session(prepared.config) if prepared.remaining else nullcontext(),
         worker_starter(prepared.config) as start,
     ):
-        return driver.run(prepared, start, on_progress or (lambda progress: None))
+        summary = driver.run(prepared, start, on_progress or (lambda progress: None))
+    push_finished(prepared.config, summary)
+    return summary
 
 
 def resolve(config: JobConfig | Mapping[str, Any] | str, overrides: Sequence[str] = ()) -> JobConfig:
@@ -52,14 +59,16 @@ def resolve(config: JobConfig | Mapping[str, Any] | str, overrides: Sequence[str
     return parse_job(config.model_dump() if isinstance(config, JobConfig) else config, overrides)
 
 
-def command(job_file: str, overrides: Sequence[str], dry_run: bool, retry_failed: RetryFailed | None) -> ExitCode:
-    """The CLI command."""
+def command(
+    job_file: str, overrides: Sequence[str], dry_run: bool, retry_failed: RetryFailed | None, calibrated: bool = False
+) -> ExitCode:
+    """The CLI command. `calibrated`: a dry run also measures."""
     # Until the driver listens for both itself, SIGTERM is as good as Ctrl-C.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     config = load_job(job_file, overrides)
     console = Console(highlight=False)
     if dry_run:
-        _show_plan(console, config)
+        _show_plan(console, config, calibrated)
         return ExitCode.DONE
     log_as_configured(config)
     with progress_display(stderr_console(), as_json=config.cluster.log_format == "json") as on_progress:
@@ -70,13 +79,28 @@ def command(job_file: str, overrides: Sequence[str], dry_run: bool, retry_failed
     return ExitCode.FAILED_ROWS if summary.rows_failed else ExitCode.DONE
 
 
-def _show_plan(console: Console, config: JobConfig) -> None:
+def _show_plan(console: Console, config: JobConfig, calibrated: bool) -> None:
+    """The resolved job, and what it will take."""
     job_plan = plan(config)
     console.print(redacted(dump_job(config)), markup=False, soft_wrap=True)
-    console.print(
-        f"{job_plan.num_rows:,} rows of {len(job_plan.files):,} files, in {len(job_plan.shards):,} shards; "
-        f"{config.sampling.n:,} samples of each."
-    )
+    for line in plan_lines(config, job_plan):
+        console.print(line, soft_wrap=True)
+    from jobs import calibration  # imports torch
+
+    prompts = calibration.sampled_prompts(config, job_plan)
+    try:
+        figures = calibration.measure_prompts(config, prompts)
+    except ConfigError as error:
+        if calibrated:
+            raise
+        console.print(f"Prompt lengths are not known: {error}", markup=False, soft_wrap=True)
+        return
+    for line in prompt_lines(config, figures):
+        console.print(line, soft_wrap=True)
+    if calibrated:
+        measured = calibration.calibrate(config, job_plan, prompts)
+        for line in calibration_lines(config, job_plan.num_rows * figures.served_share(config), measured):
+            console.print(line, soft_wrap=True)
 
 
 def _show_summary(console: Console, config: JobConfig, summary: JobSummary) -> None:

@@ -22,14 +22,14 @@ from pipeline.commits import JobStore
 from pipeline.config import AutoregressiveConfig, JobConfig
 from pipeline.errors import ConfigError
 from pipeline.parts import read_part_rows
-from pipeline.prompts import Prompt
+from pipeline.prompts import stored_columns, stored_prompt
 from workers.actor import worker_threads
 from workers.audit import is_near_tie
 from workers.engine import Engine, Request
 from workers.model_loading import LoadedModel, load_model
 from workers.rendering import Renderer, make_renderer
 
-COLUMNS = ("id", "sample_index", "prompt", "messages", "generation", "finish_reason", "model_revision")
+COLUMNS = ("sample_index", "generation", "finish_reason", "model_revision")
 
 Verdict = Literal["identical", "near_tie", "mismatch"]
 
@@ -65,16 +65,8 @@ class Auditor:
 
     def _request(self, row: dict[str, Any]) -> Request:
         """The row's own request, with as many samples as it takes to reach the row's one."""
-        messages = row["messages"]
-        prompt = Prompt(
-            row=0,
-            uid=row["id"],
-            prompt=row["prompt"],
-            messages=tuple(messages) if messages is not None else None,
-            passthrough={},
-            error=None,
-        )
-        sampling = self._config.sampling
+        prompt = stored_prompt(row)
+        sampling = prompt.sampled_by(self._config.sampling)
         ids = self._renderer.token_ids(prompt, sampling.max_tokens)
         return Request(prompt.uid, ids, sampling.model_copy(update={"n": row["sample_index"] + 1}))
 
@@ -113,7 +105,8 @@ def sampled_rows(store: JobStore, config: JobConfig, num_samples: int) -> Iterat
     total = sum(receipt.num_rows - receipt.num_failed for receipt in receipts)
     count = min(num_samples, total)
     wanted = [(2 * i + 1) * total // (2 * count) for i in range(count)]
-    columns = [*COLUMNS, *(["completion_token_ids"] if "token_ids" in config.output.extras else [])]
+    token_ids = ["completion_token_ids"] if "token_ids" in config.output.extras else []
+    columns = [*COLUMNS, *stored_columns(config.input), *token_ids]
     first = 0
     for receipt in receipts:
         finished = receipt.num_rows - receipt.num_failed

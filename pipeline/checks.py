@@ -7,18 +7,18 @@ become error rows where they differ.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import JobConfig
+from pipeline.config import InputConfig, JobConfig
 from pipeline.errors import ConfigError
 from pipeline.prompts import DEFAULT_PROMPT_COLUMNS, id_columns, prompt_columns, uid_of
 from pipeline.readers import read_rows
 from pipeline.records import Shard
-from pipeline.schema import OUTPUT_COLUMNS
+from pipeline.schema import OUTPUT_COLUMNS, settings_schema
 
 Columns = Mapping[str, pa.DataType | None]
 """Columns of a file by name; None where the rows seen so far do not settle the type."""
@@ -35,7 +35,8 @@ def check_job(config: JobConfig) -> None:
             )
         if not prompt_columns(source):
             raise ConfigError(f"input.prompt_template must use a column of the input, got {source.prompt_template!r}")
-    taken = [name for name in config.output.columns if name in OUTPUT_COLUMNS]
+    own = OUTPUT_COLUMNS | {field.name for field in settings_schema(source)}
+    taken = [name for name in config.output.columns if name in own]
     if taken:
         raise ConfigError(f"output.columns must not name columns that every output has, got {taken[0]!r}")
 
@@ -51,8 +52,26 @@ def check_columns(config: JobConfig, columns: Columns, path: str) -> None:
                 f"input.id_column must be a string or integer column, got {kind} for column "
                 f"{config.input.id_column!r} in file {path!r}"
             )
+    _check_setting_columns(config.input, columns, path)
     for name in config.output.columns:
         _require(name, "output.columns", columns, path)
+
+
+def _check_setting_columns(source: InputConfig, columns: Columns, path: str) -> None:
+    """Types alone: values are checked row by row."""
+    rules: list[tuple[str, str, Callable[[pa.DataType], bool]]] = [
+        ("sampling_column", "a struct column or text", pa.types.is_struct),
+        ("seed_column", "an integer column or text", pa.types.is_integer),
+        ("tools_column", "a list column or text", pa.types.is_list),
+    ]
+    for key, rule, fits in rules:
+        name = getattr(source, key)
+        if name is None:
+            continue
+        _require(name, f"input.{key}", columns, path)
+        kind = columns[name]
+        if kind is not None and not (fits(kind) or is_text(kind) or pa.types.is_null(kind)):
+            raise ConfigError(f"input.{key} must be {rule}, got {kind} for column {name!r} in file {path!r}")
 
 
 def _check_prompt_columns(config: JobConfig, columns: Columns, path: str) -> None:

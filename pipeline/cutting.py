@@ -1,4 +1,4 @@
-"""One input file cut into shards, from its footer, or of JSONL files from its line ends."""
+"""One input file cut into shards, from its footer, or of JSONL and CSV files from its line ends."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from pipeline import storage
 from pipeline.checks import Columns, column_type
 from pipeline.config import InputConfig, JobConfig
+from pipeline.csv_rows import read_header, records
 from pipeline.errors import ConfigError
 from pipeline.inputs import InputFile, open_dataset
 from pipeline.readers import flat_request
@@ -43,9 +44,26 @@ def cut(file: InputFile, config: JobConfig, limit: int) -> CutFile:
         columns, shards = _cut_parquet(file, size, limit)
     elif file.format == "datasets":
         columns, shards = _cut_dataset(file, config.input, size, limit)
+    elif file.format in ("csv", "tsv"):
+        columns, shards = _cut_csv(file, size, limit)
     else:
         columns, shards = _cut_json(file, size, limit)
-    return CutFile(file, columns, shards)
+    return CutFile(file, _renamed(columns, config.input, file.path) if shards else columns, shards)
+
+
+def _renamed(columns: Columns, config: InputConfig, path: str) -> Columns:
+    """The columns under the names that the job has for them."""
+    absent = next((name for name in config.columns if name not in columns), None)
+    if absent is not None:
+        raise ConfigError(
+            f"input.columns must rename columns of the input, got {absent!r} for file {path!r} (its columns: "
+            f"{', '.join(columns)})"
+        )
+    names = [config.columns.get(name, name) for name in columns]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise ConfigError(f"input.columns must leave columns with different names, got {twice!r} twice in {path!r}")
+    return dict(zip(names, columns.values(), strict=True))
 
 
 def _cut_parquet(file: InputFile, size: int, limit: int) -> tuple[Columns, list[Shard]]:
@@ -109,11 +127,31 @@ def _cut_json(file: InputFile, size: int, limit: int) -> tuple[Columns, list[Sha
                     ends.append((rows, offset))
     if rows > ends[-1][0]:
         ends.append((rows, offset))
-    shards = [
+    return _sampled_columns(sample, file), _byte_shards(file, ends)
+
+
+def _cut_csv(file: InputFile, size: int, limit: int) -> tuple[Columns, list[Shard]]:
+    """Shards of `size` records, cut where records end: a quoted field may hold line ends."""
+    names, offset = read_header(file.path, file.format, file.size)
+    ends = [(0, offset)]
+    rows = 0
+    with storage.open_input(file.path) as lines:
+        lines.seek(offset)
+        for record in itertools.islice(records(lines, file.format, offset), limit):
+            rows, offset = rows + 1, record.stop
+            if rows % size == 0:
+                ends.append((rows, offset))
+    if rows > ends[-1][0]:
+        ends.append((rows, offset))
+    return dict.fromkeys(names, pa.string()), _byte_shards(file, ends)
+
+
+def _byte_shards(file: InputFile, ends: Sequence[tuple[int, int]]) -> list[Shard]:
+    """Shards between neighbouring (rows so far, byte) pairs."""
+    return [
         _shard_of(file, start, stop - start, byte_range=(begin, end), num_bytes=end - begin)
         for (start, begin), (stop, end) in itertools.pairwise(ends)
     ]
-    return _sampled_columns(sample, file), shards
 
 
 def _sampled_columns(lines: Sequence[bytes], file: InputFile) -> Columns:

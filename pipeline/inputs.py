@@ -1,9 +1,10 @@
 """Which files a job reads: paths, globs, folders, finished outputs and datasets, resolved to a fixed list.
 
-Order is the order of `input.path`, sorted by name within a glob or folder. A folder counts its `.parquet`, `.jsonl`
-and `.ndjson` files at every depth, save for names that begin with `_` or `.`. A folder that one of our own jobs has
-finished counts the parts that its manifest names. A folder that `datasets` saved to disk is told by its own marker
-files; a `datasets` name is one only under `input.format: datasets`, so that a mistyped path never goes to the network.
+Order is the order of `input.path`, sorted by name within a glob or folder. A folder counts its `.parquet`, `.jsonl`,
+`.ndjson`, `.csv` and `.tsv` files at every depth, save for names that begin with `_` or `.`. A folder that one of our
+own jobs has finished counts the parts that its manifest names. A folder that `datasets` saved to disk is told by its
+own marker files; a `datasets` name is one only under `input.format: datasets`, so that a mistyped path never goes to
+the network.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _FORMAT_OF_SUFFIX: dict[str, InputFormat] = {
     ".pq": "parquet",
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".tsv": "tsv",
 }
 _FIRST_LINE_BYTES = 64 * 1024
 
@@ -93,7 +96,7 @@ def _entries(given: str, config: InputConfig) -> Iterator[_Entry]:
             files = [file for file in files if _suffix(file.path) in _FORMAT_OF_SUFFIX]
     if not files:
         raise ConfigError(
-            f"input.path must name existing .parquet or .jsonl files, got {given!r} "
+            f"input.path must name existing .parquet, .jsonl or .csv files, got {given!r} "
             "(for a datasets name set input.format to datasets)"
         )
     for file in files:
@@ -120,7 +123,8 @@ def _format_of(file: str, config: InputConfig) -> InputFormat | None:
         return config.format
     if _suffix(file) not in _FORMAT_OF_SUFFIX:
         raise ConfigError(
-            f"input.path must name .parquet, .jsonl or .ndjson files unless input.format tells the format, got {file!r}"
+            f"input.path must name {', '.join(_FORMAT_OF_SUFFIX)} files unless input.format tells the format, got "
+            f"{file!r}"
         )
     known = _FORMAT_OF_SUFFIX[_suffix(file)]
     return None if known == "jsonl" else known

@@ -39,8 +39,10 @@ _SCHEMA = pa.schema(
 
 def write_plan(path: str, plan: Plan) -> bool:
     """Write a plan unless there is one; False when there is."""
-    if storage.exists(path):
-        return False
+    return not storage.exists(path) and storage.create_if_absent(path, encode_plan(plan))
+
+
+def encode_plan(plan: Plan) -> bytes:
     columns = [pa.array([_stored(shard, field.name) for shard in plan.shards], field.type) for field in _SCHEMA]
     table = pa.Table.from_arrays(columns, schema=_SCHEMA).replace_schema_metadata(
         {
@@ -50,7 +52,7 @@ def write_plan(path: str, plan: Plan) -> bool:
     )
     buffer = io.BytesIO()
     pq.write_table(table, buffer)
-    return storage.create_if_absent(path, buffer.getvalue())
+    return buffer.getvalue()
 
 
 def _stored(entry: Shard | InputFile, name: str) -> Any:

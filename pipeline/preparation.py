@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from pipeline import storage
@@ -60,7 +60,7 @@ def prepare(config: JobConfig, retry_failed: RetryFailed | None = None) -> Prepa
     store = JobStore(output.path)
     store.check_identity(config, files)
     stored = store.load_plan()
-    job_plan = plan(config, files) if stored is None else _relocated(stored, files)
+    job_plan = plan(config, files) if stored is None else _grown(config, stored, files)
     receipts = store.committed()
     if retry_failed is None:
         return Prepared(config, job_plan, receipts)
@@ -81,11 +81,19 @@ def _round(receipts: Iterable[PartReceipt], begun: RetryRound | None, wish: Retr
     return RetryRound(max(last, 0 if begun is None else begun.generation) + 1, wish.error_type)
 
 
-def _relocated(stored: Plan, files: tuple[InputFile, ...]) -> Plan:
+def _grown(config: JobConfig, stored: Plan, files: Sequence[InputFile]) -> Plan:
+    """The stored plan, and shards of files that it does not have (there are none without `input.allow_append`)."""
+    known = {file.label for file in stored.files}
+    old = _relocated(stored, [file for file in files if file.label in known])
+    new = [file for file in files if file.label not in known]
+    return plan(config, new, before=old) if new else old
+
+
+def _relocated(stored: Plan, files: Sequence[InputFile]) -> Plan:
     """The stored plan with the paths of today: the input may have moved since, its content and labels have not."""
     paths = {file.label: file.path for file in files}
     shards = tuple(
         shard if shard.path == paths[shard.label] else replace(shard, path=paths[shard.label])
         for shard in stored.shards
     )
-    return replace(stored, shards=shards, files=files)
+    return replace(stored, shards=shards, files=tuple(files))

@@ -8,7 +8,10 @@ What is wrong with a row is said in `Prompt.error`, never raised, so that it bec
 ``invalid_prompt``       neither a string nor a list
 ``invalid_messages``     a message without a role and a string content
 ``template_error``       the prompt template failed on this row, or met a null value
+``invalid_sampling``     the row's own sampling parameters cannot be used (see `row_settings`)
+``invalid_tools``        its tools are no list, or there is no chat template to describe them
 ``invalid_json``         the line is not a JSON object
+``invalid_csv``          the line is not CSV, or has another number of fields than the header
 ``unreadable_row_group`` the Parquet pages of the row are corrupt
 =======================  ==========================================================================
 """
@@ -16,8 +19,9 @@ What is wrong with a row is said in `Prompt.error`, never raised, so that it bec
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import jinja2
@@ -26,10 +30,11 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pipeline.config import InputConfig
+from pipeline.config import InputConfig, SamplingConfig
 from pipeline.errors import ConfigError, RowError
 from pipeline.readers import Row, read_rows
 from pipeline.records import InputFormat, Shard
+from pipeline.row_settings import Tools, sampling_of, setting_columns, tools_of
 
 DEFAULT_PROMPT_COLUMNS = ("messages", "prompt", "text")
 MAX_PROMPT_CHARS = 2**24
@@ -42,6 +47,7 @@ class Prompt:
     """What one input row asks for. `row` is its number in its file; `uid` names it in the whole job.
 
     Without an error exactly one of `prompt` and `messages` is given; `messages` hold the keys role and content only.
+    `sampling` are the row's own values of sampling parameters.
     """
 
     row: int
@@ -50,13 +56,22 @@ class Prompt:
     messages: Messages | None
     passthrough: Mapping[str, Any]
     error: RowError | None
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+    tools: Tools | None = None
+
+    def sampled_by(self, job: SamplingConfig) -> SamplingConfig:
+        """How this row is sampled, in a job that samples its rows so."""
+        return job.model_copy(update=dict(self.sampling)) if self.sampling else job
 
 
 def read_prompts(shard: Shard, config: InputConfig, columns: Sequence[str]) -> Iterator[Prompt]:
     """The prompts of a shard, one per row, in file order; `columns` are copied to `passthrough`."""
-    wanted = dict.fromkeys([*prompt_columns(config), *id_columns(config, shard.format), *columns])
+    named = (*prompt_columns(config), *id_columns(config, shard.format), *setting_columns(config), *columns)
+    wanted = dict.fromkeys(named)
     for row in read_rows(shard, config, list(wanted)):
-        yield _prompt(shard, config, columns, row)
+        passthrough = {column: row.values.get(column) for column in columns}
+        read_value = functools.partial(_value, row, config)
+        yield _prompt(row.number, uid_of(shard, config, row), read_value, row.values, passthrough, config)
 
 
 def prompt_columns(config: InputConfig) -> tuple[str, ...]:
@@ -91,31 +106,71 @@ def template_columns(template: str) -> tuple[str, ...]:
     return tuple(sorted(names - set(_environment().globals)))
 
 
-def _prompt(shard: Shard, config: InputConfig, columns: Sequence[str], row: Row) -> Prompt:
+def make_prompt(row: int, uid: str, value: object, settings: Mapping[str, Any], config: InputConfig) -> Prompt:
+    """A prompt of a string or a messages list that came from somewhere else than a file of the input.
+
+    `settings` are what the row has in the columns of its settings.
+    """
+    return _prompt(row, uid, lambda: _checked(value, "prompt"), settings, {}, config)
+
+
+def stored_prompt(row: Mapping[str, Any]) -> Prompt:
+    """The prompt of an output row, as it was given to the renderer; all columns of `stored_columns` must be there."""
+    messages = None if row["messages"] is None else tuple(row["messages"])
+    own = {key: value for key, value in (row.get("sampling") or {}).items() if value is not None}
+    if "stop" in own:
+        own["stop"] = tuple(own["stop"])
+    tools = tuple(json.loads(row["tools"])) if row.get("tools") else None
+    return Prompt(0, row["id"], row["prompt"], messages, {}, None, {**own, "seed": row["seed"]}, tools)
+
+
+def stored_columns(config: InputConfig) -> tuple[str, ...]:
+    """The columns of an output that say what its rows asked for."""
+    own = ["sampling"] * (config.sampling_column is not None) + ["tools"] * (config.tools_column is not None)
+    return ("id", "prompt", "messages", "seed", *own)
+
+
+def _prompt(
+    row: int,
+    uid: str,
+    read_value: Callable[[], str | list[Any]],
+    settings: Mapping[str, Any],
+    passthrough: Mapping[str, Any],
+    config: InputConfig,
+) -> Prompt:
+    """`read_value` raises RowError where the row has no prompt."""
     text: str | None = None
     messages: Messages | None = None
-    error = row.error
-    if error is None:
-        try:
-            value = _value(row.values, config)
-            text = value if isinstance(value, str) else None
-            messages = None if isinstance(value, str) else _messages(value)
-            text, messages = _with_system(text, messages, config.system_prompt)
-        except RowError as raised:
-            error = raised
-    passthrough = {column: row.values.get(column) for column in columns}
-    return Prompt(row.number, uid_of(shard, config, row), text, messages, passthrough, error)
+    sampling: dict[str, Any] = {}
+    tools: Tools | None = None
+    error: RowError | None = None
+    try:
+        value = read_value()
+        text = value if isinstance(value, str) else None
+        messages = None if isinstance(value, str) else _messages(value)
+        text, messages = _with_system(text, messages, config.system_prompt)
+        sampling = sampling_of(settings, config)
+        tools = tools_of(settings, config)
+    except RowError as raised:
+        error = raised
+    return Prompt(row, uid, text, messages, passthrough, error, sampling, tools)
 
 
-def _value(values: Mapping[str, Any], config: InputConfig) -> str | list[Any]:
+def _value(row: Row, config: InputConfig) -> str | list[Any]:
     """The prompt as the row gives it: a string that is not empty, or what may be a messages list."""
+    if row.error is not None:
+        raise row.error
     if config.prompt_template is not None:
-        value: Any = _rendered(config.prompt_template, values)
+        value: Any = _rendered(config.prompt_template, row.values)
     else:
-        given = (values.get(column) for column in prompt_columns(config))
+        given = (row.values.get(column) for column in prompt_columns(config))
         value = next((value for value in given if value is not None), None)
+    return _checked(value, f"column {' / '.join(prompt_columns(config))}")
+
+
+def _checked(value: Any, where: str) -> str | list[Any]:
     if value is None:
-        raise RowError("null_prompt", f"the prompt is null in column {' / '.join(prompt_columns(config))}")
+        raise RowError("null_prompt", f"the prompt is null in {where}")
     if not isinstance(value, str | list):
         raise RowError("invalid_prompt", f"a prompt must be a string or a messages list, got {value!r}")
     if not value:

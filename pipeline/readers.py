@@ -1,15 +1,16 @@
-"""Rows of a shard, streamed from Parquet, JSONL, OpenAI batch files and `datasets`.
+"""Rows of a shard, streamed from Parquet, JSONL, CSV, OpenAI batch files and `datasets`.
 
-A row that cannot be read is yielded as an error, never raised: a line that is no JSON object (`invalid_json`), and the
-rest of a Parquet row group whose pages are corrupt (`unreadable_row_group`; how many rows there are is known from the
-footer). A corrupt footer stops the job before it starts (see `shards.plan`). Faults of the store raise TransientError.
+A row that cannot be read is yielded as an error, never raised: a line that is no JSON object (`invalid_json`), a broken
+record of CSV (`invalid_csv`), and the rest of a Parquet row group whose pages are corrupt (`unreadable_row_group`; how
+many rows there are is known from the footer). A corrupt footer stops the job before it starts (see `shards.plan`).
+Faults of the store raise TransientError.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,6 +18,7 @@ import pyarrow.parquet as pq
 
 from pipeline import storage
 from pipeline.config import InputConfig
+from pipeline.csv_rows import read_header, records, values_of
 from pipeline.errors import PermanentError, RowError
 from pipeline.inputs import open_dataset
 from pipeline.records import Shard
@@ -34,14 +36,27 @@ class Row:
 
 
 def read_rows(shard: Shard, config: InputConfig, columns: Sequence[str]) -> Iterator[Row]:
-    """The rows of a shard in file order, with those of `columns` that the file has.
+    """The rows of a shard in file order, with those of `columns` (named as in the job) that the file has.
 
     Parquet is decoded from the start of the shard's first row group, page by page and only as far as needed.
     """
+    if not config.columns:
+        yield from _rows(shard, config, columns)
+        return
+    sources = {name: source for name in columns if (source := config.source_of(name)) is not None}
+    for row in _rows(shard, config, list(sources.values())):
+        values = {name: row.values[source] for name, source in sources.items() if source in row.values}
+        yield replace(row, values=values)
+
+
+def _rows(shard: Shard, config: InputConfig, columns: Sequence[str]) -> Iterator[Row]:
+    """`read_rows` by the names of the file."""
     if shard.format == "parquet":
         yield from _parquet_rows(shard, columns)
     elif shard.format == "datasets":
         yield from _dataset_rows(shard, config, columns)
+    elif shard.format in ("csv", "tsv"):
+        yield from _csv_rows(shard, columns)
     else:
         yield from _json_rows(shard, columns)
 
@@ -99,6 +114,24 @@ def _json_rows(shard: Shard, columns: Sequence[str]) -> Iterator[Row]:
             if line.strip():
                 yield _json_row(number, line, shard, columns)
                 number += 1
+
+
+def _csv_rows(shard: Shard, columns: Sequence[str]) -> Iterator[Row]:
+    start, stop = shard.byte_range
+    names, _ = read_header(shard.path, shard.format, stop)
+    with storage.open_input(shard.path) as lines:
+        lines.seek(start)
+        found = records(lines, shard.format, start)
+        for number in range(shard.start_row, shard.start_row + shard.num_rows):
+            record = next(found, None)
+            if record is None:
+                raise PermanentError(f"{shard.path} has lost lines since the job was planned")
+            try:
+                values = values_of(record, names)
+            except RowError as error:
+                yield Row(number, {}, error)
+            else:
+                yield Row(number, {name: values[name] for name in columns if name in values})
 
 
 def _json_row(number: int, line: bytes, shard: Shard, columns: Sequence[str]) -> Row:

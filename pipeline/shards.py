@@ -11,6 +11,7 @@ import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import pyarrow as pa
 
@@ -37,11 +38,12 @@ class Plan:
         assert sum(shard.num_rows for shard in self.shards) == self.num_rows, self.num_rows
 
 
-def plan(config: JobConfig, files: Sequence[InputFile] | None = None) -> Plan:
+def plan(config: JobConfig, files: Sequence[InputFile] | None = None, before: Plan | None = None) -> Plan:
     """Cut the input into shards of `output.rows_per_shard` rows, at most; a shard never crosses files.
 
     Raises ConfigError, in one sentence, for whatever in the input makes the job impossible; of several mistakes the
-    first in file order counts. Files behind `input.limit` are not looked into.
+    first in file order counts. Files behind `input.limit` are not looked into. The shards of a plan `before` keep their
+    numbers, and those of `files` follow them.
     """
     check_job(config)
     files = tuple(find_inputs(config.input) if files is None else files)
@@ -57,8 +59,33 @@ def plan(config: JobConfig, files: Sequence[InputFile] | None = None) -> Plan:
         raise ConfigError(
             f"input.path must hold at least one row, got none in {', '.join(file.path for file in files)}"
         )
+    if before is not None:
+        return _appended(config, before, shards, files, spans)
     check_ids(config, [span for span, _ in spans])
     return Plan(tuple(shards), files, sum(shard.num_rows for shard in shards), passthrough_schema(config, spans))
+
+
+def _appended(
+    config: JobConfig,
+    before: Plan,
+    shards: Sequence[Shard],
+    files: Sequence[InputFile],
+    spans: Sequence[tuple[Shard, Columns]],
+) -> Plan:
+    """Raises ConfigError where an id is there already, or copied columns do not fit the parts that may be done."""
+    old = [_span(list(group)) for _, group in groupby(before.shards, lambda shard: shard.label)]
+    check_ids(config, [*old, *(span for span, _ in spans)])
+    settled = {field.name: field.type for field in before.passthrough}
+    types = passthrough_schema(config, [(replace(old[0], format="parquet"), settled), *spans])
+    for field in types:
+        if field.type != settled[field.name]:
+            raise ConfigError(
+                f"output.columns must keep their types where files are appended, got {field.type} for column "
+                f"{field.name!r}, which was {settled[field.name]}"
+            )
+    numbered = [replace(shard, index=index) for index, shard in enumerate(shards, len(before.shards))]
+    num_rows = before.num_rows + sum(shard.num_rows for shard in shards)
+    return Plan((*before.shards, *numbered), (*before.files, *files), num_rows, before.passthrough)
 
 
 def _cut_files(files: Iterable[InputFile], config: JobConfig) -> Generator[CutFile, None, None]:

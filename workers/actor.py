@@ -25,17 +25,17 @@ from pipeline.metrics import WORKER_METRICS
 from pipeline.parts import write_part
 from pipeline.prompts import Prompt
 from pipeline.records import AcceptanceStats, PartReceipt, SampleRecord, ShardTask, WorkerProgress
-from pipeline.redaction import redacted, without_credentials
+from pipeline.redaction import without_credentials
 from pipeline.redo import prompts_of
-from workers.engine import Engine, Request, SampleResult
+from workers.engine import Engine, Request
 from workers.engine_thread import EngineThread, ResultFuture
 from workers.memory_faults import is_out_of_memory
 from workers.model_loading import LoadedModel, load_model
 from workers.rendering import Renderer, make_renderer
 from workers.replica_group import StartFollowers
+from workers.sample_records import error_record, sample_record
 from workers.tasks import Task, Tasks
 from workers.tensor_parallel import load_replica
-from workers.tracing import placed_in_text
 from workers.worker_metrics import WorkerMetrics
 
 logger = logging.getLogger(__name__)
@@ -219,7 +219,7 @@ class GenerationWorker:
                 refused.set_exception(outcome)
                 pending.append(_Pending(prompt, (), refused))
             else:
-                samples = runtime.engine.submit(Request(prompt.uid, outcome, sampling))
+                samples = runtime.engine.submit(Request(prompt.uid, outcome, prompt.sampled_by(sampling)))
                 pending.append(_Pending(prompt, tuple(outcome), samples))
         return pending
 
@@ -280,55 +280,7 @@ def _ray_metrics(config: JobConfig, name: str) -> WorkerMetrics:
 
 def _new_engine(loaded: LoadedModel, config: JobConfig, halvings: int) -> Engine:
     """All that exists by then stays: looked through for garbage time and again, it would stop the engine for 250 ms."""
-    extras = frozenset(config.output.extras) | ({"trace"} if config.output.trace else frozenset())
-    engine = Engine(loaded, config.engine, config.decoding, extras, halvings)
+    engine = Engine(loaded, config.engine, config.decoding, config.output.recorded, halvings)
     gc.collect()
     gc.freeze()
     return engine
-
-
-def sample_record(prompt: Prompt, prompt_token_ids: tuple[int, ...], result: SampleResult) -> SampleRecord:
-    """The output row of a finished sample."""
-    text, spans = result.text, result.draft_spans
-    return SampleRecord(
-        id=prompt.uid,
-        sample_index=result.sample_index,
-        prompt=prompt.prompt,
-        messages=prompt.messages,
-        generation=text,
-        finish_reason=result.finish_reason,
-        error_type=None,
-        error=None,
-        prompt_tokens=len(prompt_token_ids),
-        completion_tokens=len(result.token_ids),
-        stats=result.stats,
-        latency_s=result.latency_s,
-        passthrough=prompt.passthrough,
-        prompt_token_ids=prompt_token_ids,
-        completion_token_ids=result.token_ids,
-        token_logprobs=result.token_logprobs,
-        topk_token_ids=result.topk_token_ids,
-        topk_logprobs=result.topk_logprobs,
-        cdf_low=result.cdf_low,
-        cdf_high=result.cdf_high,
-        draft_spans=None if spans is None else placed_in_text(spans, result.token_ids, text, result.tokenizer),
-    )
-
-
-def error_record(prompt: Prompt, sample_index: int, error: RowError) -> SampleRecord:
-    """The output row of a sample that failed: the prompt as far as it could be read, and zero counts."""
-    return SampleRecord(
-        id=prompt.uid,
-        sample_index=sample_index,
-        prompt=prompt.prompt,
-        messages=prompt.messages,
-        generation=None,
-        finish_reason="error",
-        error_type=error.error_type,
-        error=redacted(str(error)),
-        prompt_tokens=0,
-        completion_tokens=0,
-        stats=AcceptanceStats(),
-        latency_s=0.0,
-        passthrough=prompt.passthrough,
-    )

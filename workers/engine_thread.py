@@ -24,7 +24,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from pipeline.errors import RowError
+from pipeline.errors import PermanentError, RowError
 from pipeline.logs import current_trace, tracing
 from pipeline.records import AcceptanceStats, OccupancyClass
 from pipeline.redaction import redacted
@@ -74,8 +74,10 @@ class EngineCounters:
 class EngineThread:
     """Steps one engine in a thread of its own."""
 
-    def __init__(self, make_engine: MakeEngine) -> None:
+    def __init__(self, make_engine: MakeEngine, *, owns_process: bool = True) -> None:
+        """When the engine cannot go on at all, the process ends if it `owns_process`, else all its requests fail."""
         self._make_engine = make_engine
+        self._owns_process = owns_process
         self._halvings = 0
         self._engine = self._build_engine()
         self._observed: Engine | None = self._engine  # for other threads; None while the engine is built anew
@@ -143,11 +145,24 @@ class EngineThread:
         try:
             while self._take_in():
                 self._step()
-        except BaseException:
+        except BaseException as error:
             # Nobody would ever answer the waiting futures. The driver sees the process end and tries again elsewhere.
             with self._tracing(self._in_flight.values()):
-                logger.critical("the engine cannot go on, this worker ends", exc_info=True)
-            os._exit(1)
+                ending = ", this worker ends" if self._owns_process else ""
+                logger.critical("the engine cannot go on%s", ending, exc_info=True)
+            if self._owns_process:
+                os._exit(1)
+            self._refuse_all(PermanentError(f"the engine cannot go on: {type(error).__name__}: {error}"))
+
+    def _refuse_all(self, error: PermanentError) -> None:
+        """Fails what is in flight and whatever comes, until the thread is closed."""
+        entry: _InFlight | None
+        for entry in self._in_flight.values():
+            if not entry.future.done() and entry.future.set_running_or_notify_cancel():
+                entry.future.set_exception(error)
+        while (entry := self._inbox.get()) is not None:
+            if entry.future.set_running_or_notify_cancel():
+                entry.future.set_exception(error)
 
     def _step(self) -> None:
         self._drop_cancelled()
@@ -210,8 +225,8 @@ class EngineThread:
             uid = next(iter(self._in_flight)) if foremost is None else foremost.request.uid
             _fail(self._in_flight.pop(uid), error)
         entries = list(self._in_flight.values())
-        self._in_flight.clear()
         self._renew_engine(error)
+        self._in_flight.clear()
         for entry in entries:
             entry.results.clear()
             self._accept(entry)
@@ -228,7 +243,6 @@ class EngineThread:
         entries = list(self._in_flight.values())
         with self._tracing(entries):
             logger.warning("the engine raised; finding the request that caused it", exc_info=error)
-        self._in_flight.clear()
         self._renew_engine(error)
         groups = [entries]
         while groups:
@@ -247,6 +261,7 @@ class EngineThread:
             else:
                 for entry in group:
                     self._resolve(entry, [result for result in results if result.uid == entry.request.uid])
+        self._in_flight.clear()
 
     def _renew_engine(self, error: Exception) -> None:
         if isinstance(error, torch.AcceleratorError) and not is_out_of_memory(error):

@@ -94,9 +94,27 @@ def load_model(
     )
 
 
+def check_model(config: ModelConfig) -> None:
+    """Refuse what configuration and tokenizer alone show that `load_model` would refuse. Raises ConfigError."""
+    folder = locate(config, weights=False)
+    with _explained(config):
+        hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+    _check_config(config.id, hf_config)
+    _max_context(config.id, hf_config)
+    _tokenizer(config, folder)
+
+
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The tokenizer alone. Weights are neither downloaded nor read (but a GGUF file is converted whole, once)."""
     return _tokenizer(config, locate(config, weights=False))
+
+
+def context_length(config: ModelConfig) -> int:
+    """The context length of a model, from its configuration alone."""
+    folder = locate(config, weights=False)
+    with _explained(config):
+        hf_config = AutoConfig.from_pretrained(folder, trust_remote_code=config.trust_remote_code)
+    return _max_context(config.id, hf_config)
 
 
 def device_of(config: ModelConfig) -> torch.device:

@@ -39,6 +39,8 @@ class Renderer:
         if prompt.error is not None:
             raise prompt.error
         if not self._uses_chat_template(prompt):
+            if prompt.tools is not None:
+                raise RowError("invalid_tools", "tools need messages, or input.chat_template: true for a plain string")
             assert prompt.prompt is not None, prompt
             return prompt.prompt
         if self._input.chat_template is False:
@@ -51,7 +53,10 @@ class Renderer:
         messages = prompt.messages or ({"role": "user", "content": prompt.prompt or ""},)
         try:
             rendered = self._tokenizer.apply_chat_template(
-                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+                [dict(message) for message in messages],
+                tools=None if prompt.tools is None else list(prompt.tools),
+                tokenize=False,
+                add_generation_prompt=True,
             )
         except Exception as error:  # a template is a program that came with the model: it may raise anything
             raise RowError(
@@ -64,7 +69,7 @@ class Renderer:
         """The prompt's token ids, at most `max_context - 1` so that one new token fits.
 
         A longer prompt raises `RowError`, or loses its oldest tokens until `max_tokens` new ones fit (but never more
-        than half of the context) when `input.on_too_long` is truncate_left.
+        than half of the context) when `input.on_too_long` is truncate_left. A row's own max_tokens goes before.
 
         Worked example, max_context 8, max_tokens 3: 7 tokens pass as they are; 9 tokens keep the last 5.
         """
@@ -93,7 +98,7 @@ class Renderer:
                 encoded = self._tokenizer(list(rendered.values()), add_special_tokens=not uses_chat_template)
             for i, ids in zip(rendered, encoded["input_ids"], strict=True):
                 try:
-                    outcomes[i] = self._fitted(tuple(ids), max_tokens)
+                    outcomes[i] = self._fitted(tuple(ids), prompts[i].sampling.get("max_tokens", max_tokens))
                 except RowError as error:
                     outcomes[i] = error
         return outcomes

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections import Counter
 from collections.abc import Sequence as Seq
@@ -56,6 +57,17 @@ class SampleResult:
         """
         text = str(self.tokenizer.decode(list(self.token_ids), skip_special_tokens=True))
         return text if self.stopped_by is None else text[: text.index(self.stopped_by)]
+
+
+def _kind(sampling: SamplingConfig) -> SamplingConfig:
+    """Parameters without the seed (it is in the noise): what rows with seeds of their own have in common."""
+    return _same(sampling if sampling.seed == 0 else sampling.model_copy(update={"seed": 0}))
+
+
+@functools.lru_cache(maxsize=256)
+def _same(sampling: SamplingConfig) -> SamplingConfig:
+    """Equal parameters as one object: rows of a step are grouped by them, and identity is quick to see."""
+    return sampling
 
 
 @dataclass(slots=True)
@@ -132,7 +144,7 @@ class Sequence:
         return cls(
             request,
             sample_index,
-            DraftContext(key, request.uid, list(request.prompt_ids), len(request.prompt_ids), sampling, noise),
+            DraftContext(key, request.uid, list(request.prompt_ids), len(request.prompt_ids), _kind(sampling), noise),
             frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else end_ids),
             min(max_context, len(request.prompt_ids) + sampling.max_tokens),
             noise,

@@ -28,7 +28,7 @@ def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor, *, compiled: bool =
 
     Requests with different sampling parameters are picked group by group; the result does not depend on the grouping.
     """
-    params = [item.sequence.request.sampling for item in sampled for _ in item.block.sampled]
+    params = [item.sequence.context.sampling for item in sampled for _ in item.block.sampled]
     kinds = dict.fromkeys(params)
     noisy = any(kind.temperature > 0 for kind in kinds)
     stream_S = (
@@ -42,7 +42,7 @@ def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor, *, compiled: bool =
     bounds_2S = torch.zeros(2, len(params), dtype=torch.float64, device=logits_SV.device)
     for kind in kinds:
         rows = torch.tensor([i for i, one in enumerate(params) if one == kind], device=logits_SV.device)
-        members = [item for item in sampled if item.sequence.request.sampling == kind]
+        members = [item for item in sampled if item.sequence.context.sampling == kind]
         picks = pick(_penalized(members, logits_SV[rows], kind), kind, stream_S[rows], compiled=compiled)
         token_S[rows] = picks.token_R
         if picks.low_R is not None and picks.high_R is not None:

@@ -71,6 +71,23 @@ def test_an_honest_output(
     assert chosen == [samples[number] for number in (3, 10, 17, 23, 30)]
 
 
+def test_rows_with_settings_of_their_own(
+    make_job: MakeJob, run_here: RunHere, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """The output tells how each row was sampled, which verifying follows; else the seeds would not fit."""
+    own = [{"temperature": 1.0 + i % 2, "seed": i, "max_tokens": 5 + i} for i in range(6)]
+    tools = ['[{"name": "add"}]'] * 6
+    messages = [[{"role": "user", "content": prompt}] for prompt in PROMPTS[:6]]
+    pq.write_table(pa.table({"prompt": messages, "own": own, "tools": tools}), tmp_path / "own.parquet")
+    settings = {"sampling_column": "own", "tools_column": "tools"}
+    job = make_job(tmp_path / "own.parquet", input=settings, sampling={"n": 2, "ignore_eos": True})
+    run_here(job)
+    assert verify(capsys, job.output, "--samples", "12") == (
+        0,
+        {"checked": 12, "identical": 12, "near_tie": 0, "mismatch": 0},
+    )
+
+
 def test_a_false_token_is_a_mismatch(make_job: MakeJob, run_here: RunHere, capsys: pytest.CaptureFixture[str]) -> None:
     job = make_job(PROMPTS[:4], sampling={"temperature": 0.0})
     run_here(job)

@@ -58,18 +58,18 @@ def test_paths_that_name_nothing(tmp_path: Path) -> None:
     hint = "(for a datasets name set input.format to datasets)"
     for path in ("none.parquet", "none*.parquet"):
         path = str(tmp_path / path)
-        assert message_of(path) == f"input.path must name existing .parquet or .jsonl files, got {path!r} {hint}"
+        assert message_of(path) == f"input.path must name existing .parquet, .jsonl or .csv files, got {path!r} {hint}"
     (tmp_path / "empty").mkdir()
     path = str(tmp_path / "empty")
-    assert message_of(path) == f"input.path must name existing .parquet or .jsonl files, got {path!r} {hint}"
+    assert message_of(path) == f"input.path must name existing .parquet, .jsonl or .csv files, got {path!r} {hint}"
 
 
 def test_files_of_unknown_formats(tmp_path: Path) -> None:
-    path = str(tmp_path / "a.csv")
+    path = str(tmp_path / "a.txt")
     Path(path).write_text("a,b\n")
-    rule = "input.path must name .parquet, .jsonl or .ndjson files unless input.format tells the format"
+    rule = "input.path must name .parquet, .pq, .jsonl, .ndjson, .csv, .tsv files unless input.format tells the format"
     assert message_of(path) == f"{rule}, got {path!r}"
-    assert found(path, format="jsonl") == [("a.csv", "jsonl")]
+    assert found(path, format="jsonl") == [("a.txt", "jsonl")]
 
 
 def test_labels_hold_no_credentials() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -126,6 +127,39 @@ def test_messages_that_the_template_refuses(make_config: Callable[..., JobConfig
     assert (good["messages"], good["prompt"], good["error_type"]) == (messages[0], None, None)
     assert (bad["messages"], bad["error_type"]) == (messages[1], "chat_template_error")
     assert bad["error"] == "the model's chat template refuses these messages: unknown role robot"
+
+
+def test_rows_are_sampled_as_they_ask(make_config: Callable[..., JobConfig]) -> None:
+    """Each row is what a job gives whose sampling is the row's; a bad value is an error row; all of it is told."""
+    own: list[Any] = [
+        None,
+        {"temperature": 0, "max_tokens": 5},
+        {"seed": 11},
+        {"top_p": 1.5},
+        {"temperature": 2.0, "top_k": 3, "stop": ["e"]},
+    ]
+    prompts = ["One step", "The dog sleeps", "def add(a, b):", "One", "The quick brown fox"]
+    settings = {"sampling_column": "own", "tools_column": "tools", "chat_template": True}
+    config = make_config(prompts, input=settings, output={"columns": []})
+    tools = json.dumps([{"name": "add"}])
+    table = pq.read_table(config.input.path[0]).append_column(
+        "own", pa.array([json.dumps(s) if s else None for s in own])
+    )
+    pq.write_table(table.append_column("tools", pa.array([tools, None, None, None, None])), config.input.path[0])
+    rows = rows_of(config, GenerationWorker(config, "w").generate(task_of(config)))
+    assert [row["error"] for row in rows[6:8]] == ["own.top_p must be in (0, 1], got 1.5"] * 2
+    assert [row["error_type"] for row in rows[6:8]] == ["invalid_sampling"] * 2
+    assert [row["seed"] for row in rows] == [0, 0, 0, 0, 11, 11, 0, 0, 0, 0]
+    assert [row["tools"] for row in rows] == [tools, tools] + [None] * 8
+    assert {key: value for key, value in rows[2]["sampling"].items() if value is not None} == own[1]
+    for i, asked in enumerate(own):
+        if i == 3:
+            continue
+        alone = make_config(prompts, sampling=asked or {}, input={"chat_template": True}, output={"columns": []})
+        expected = rows_of(alone, GenerationWorker(alone, "w").generate(task_of(alone)))[2 * i : 2 * i + 2]
+        for one, other in zip(rows[2 * i : 2 * i + 2], expected, strict=True):
+            kept = ("generation", "completion_token_ids", "finish_reason", "seed", "prompt_tokens")
+            assert [one[key] for key in kept] == [other[key] for key in kept]
 
 
 def test_dead_rows_are_never_decoded(make_config: Callable[..., JobConfig]) -> None:

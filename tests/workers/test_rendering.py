@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +92,27 @@ def test_a_chat_template_runs_in_a_sandbox(tokenizer: PreTrainedTokenizerBase, t
     with pytest.raises(RowError, match="the model's chat template refuses these messages") as raised:
         renderer(own).text(prompt_of(QUESTION))
     assert raised.value.error_type == "chat_template_error"
+
+
+def test_tools_are_described_by_the_chat_template(tokenizer: PreTrainedTokenizerBase) -> None:
+    own = copy.deepcopy(tokenizer)
+    own.chat_template = (
+        "{{ tools | map(attribute='name') | join(', ') if tools else 'none' }}: {{ messages[0].content }}"
+    )
+    with_tools = replace(prompt_of(QUESTION), tools=({"name": "add"}, {"name": "sub"}))
+    assert renderer(own).text(with_tools) == "add, sub: Why boots?"
+    assert renderer(own).text(prompt_of(QUESTION)) == "none: Why boots?"
+    plain = replace(prompt_of("Why boots?"), tools=({"name": "add"},))
+    with pytest.raises(RowError, match=r"tools need messages, or input\.chat_template: true") as caught:
+        renderer(own).text(plain)
+    assert caught.value.error_type == "invalid_tools"
+    assert renderer(own, chat_template=True).text(plain) == "add: Why boots?"
+
+
+def test_a_row_with_its_own_max_tokens_is_cut_for_it(tokenizer: PreTrainedTokenizerBase) -> None:
+    cutting = renderer(tokenizer, max_context=8, on_too_long="truncate_left")
+    own = replace(prompt_of("0123456789"), sampling={"max_tokens": 1})
+    assert [len(ids) for ids in cutting.batch_token_ids([own, prompt_of("0123456789")], 3)] == [7, 5]  # type: ignore[arg-type]
 
 
 def test_the_error_of_a_prompt_is_raised(tokenizer: PreTrainedTokenizerBase) -> None:

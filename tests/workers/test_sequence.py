@@ -32,6 +32,14 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     return list(tokenizer(text)["input_ids"])
 
 
+def test_rows_with_seeds_of_their_own_are_of_one_kind() -> None:
+    """So a step picks for all of them at once; the seed is in the noise."""
+    one, other, hotter = sample(seed=1), sample(seed=2), sample(seed=1, temperature=2.0)
+    assert one.context.sampling is other.context.sampling
+    assert one.noise != other.noise
+    assert one.context.sampling != hotter.context.sampling
+
+
 def test_end_token_cuts_the_surplus(tokenizer: PreTrainedTokenizerBase) -> None:
     s = sample()
     assert s.emit([40, 41, END, 42], tokenizer) == 3

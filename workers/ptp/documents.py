@@ -20,7 +20,7 @@ from pipeline.commits import JobStore
 from pipeline.config import InputConfig, JobConfig, ModelConfig, OutputConfig
 from pipeline.errors import ConfigError, RowError
 from pipeline.parts import read_part_rows
-from pipeline.prompts import Prompt, read_prompts
+from pipeline.prompts import Prompt, read_prompts, stored_columns, stored_prompt
 from pipeline.shards import plan
 from workers.rendering import Renderer
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _ROWS_PER_UNIT = 256
-_COLUMNS = ("id", "prompt", "messages", "finish_reason", "completion_token_ids", "cdf_low", "cdf_high")
+_COLUMNS = ("finish_reason", "completion_token_ids", "cdf_low", "cdf_high")
 
 Wanted = Callable[[str], bool]
 """Whether the row of this id is to be read."""
@@ -85,19 +85,20 @@ class OutputSource:
 
     def __init__(self, jobs: Sequence[OutputJob], tokenizer: PreTrainedTokenizerBase, max_context: int) -> None:
         """`jobs` as `check_outputs` gives them. Raises ConfigError where nothing is committed."""
-        self._parts: list[tuple[str, Renderer, int]] = []
+        self._parts: list[tuple[str, Renderer, JobConfig]] = []
         for job in jobs:
             longest = min(max_context, job.config.engine.max_context or max_context)
             renderer = Renderer(tokenizer, job.config.input, longest)
             for path in job.parts:
-                self._parts.append((path, renderer, job.config.sampling.max_tokens))
+                self._parts.append((path, renderer, job.config))
         self.units = len(self._parts)
 
     def read(self, unit: int, wanted: Wanted) -> Iterator[Document]:
-        path, renderer, max_tokens = self._parts[unit]
-        rows = [row for row in read_part_rows(path, _COLUMNS) if _is_usable(row) and wanted(row["id"])]
-        prompts = [_prompt_of(row) for row in rows]
-        for row, prompt_ids in zip(rows, renderer.batch_token_ids(prompts, max_tokens), strict=True):
+        path, renderer, config = self._parts[unit]
+        part = read_part_rows(path, (*stored_columns(config.input), *_COLUMNS))
+        rows = [row for row in part if _is_usable(row) and wanted(row["id"])]
+        prompts = [stored_prompt(row) for row in rows]
+        for row, prompt_ids in zip(rows, renderer.batch_token_ids(prompts, config.sampling.max_tokens), strict=True):
             assert not isinstance(prompt_ids, RowError), (row["id"], prompt_ids)  # it was generated for
             yield _completion(prompt_ids, row)
 
@@ -140,6 +141,8 @@ def _check_job(path: str, config: JobConfig) -> None:
         )
     if config.sampling.temperature == 0.0:
         raise ConfigError(f"data.outputs must be sampled at a temperature above 0, got {path!r} at 0")
+    if config.input.sampling_column is not None:
+        raise ConfigError(f"data.outputs must be sampled in one way, got {path!r} with input.sampling_column")
     if config.sampling.has_penalties:
         raise ConfigError(f"data.outputs must be sampled without penalties, got {path!r} with some")
 
@@ -151,11 +154,6 @@ def _distribution(job: OutputJob) -> tuple[Any, ...]:
 
 def _is_usable(row: dict[str, Any]) -> bool:
     return row["finish_reason"] != "error" and bool(row["completion_token_ids"])
-
-
-def _prompt_of(row: dict[str, Any]) -> Prompt:
-    messages = None if row["messages"] is None else tuple(row["messages"])
-    return Prompt(0, row["id"], row["prompt"], messages, {}, None)
 
 
 def _completion(prompt_ids: Sequence[int], row: dict[str, Any]) -> Document:
