@@ -9,7 +9,7 @@ OLD_PYTHON := make install needs Python 3.11 or newer; name one with PYTHON=..
 
 SPEC_BENCH ?= ../shared/data/spec_bench.parquet
 
-.PHONY: install demo test lint docs docs-check trials bench experiments chaos scale overhead clean
+.PHONY: install demo test lint docs docs-check trials bench experiments chaos scale overhead export-memory clean
 
 install: $(INSTALLED)
 
@@ -25,8 +25,9 @@ $(INSTALLED): pyproject.toml infra/constraints.txt
 demo: install
 	$(BIN)/sevenleague run configs/quickstart.yaml
 
+# Two files at a time, each on one thread: most tests keep one core busy, and Ray's share what they start within a file.
 test: lint
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2 --dist loadfile
 
 lint: install
 	$(BIN)/ruff check .
@@ -36,7 +37,7 @@ lint: install
 
 # The site of docs/, in build/site; needs no network.
 docs: install
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	@echo build/site/index.html
 
 # Commands, files, links and keys of README and docs/; help, dry runs, doctor and the quickstart are run.
@@ -71,6 +72,11 @@ scale: install
 # What the pipeline costs around the real engine; fifteen minutes on two cores, with nothing else running.
 overhead: install
 	$(BIN)/python -m infra.scale.overhead $(SPEC_BENCH)
+
+# Memory of exports of 100,000 rows (docs/data_formats.md); two minutes, 1 GB of disk.
+export-memory: install
+	rm -rf out/trials/export
+	$(BIN)/python infra/trials/export_memory.py out/trials/export
 
 clean:
 	rm -rf .venv build *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

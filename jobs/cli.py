@@ -13,7 +13,9 @@ import click
 
 from jobs.bench.options import bench_options, make_options
 from jobs.cluster_commands import cluster_commands
+from jobs.doctor_command import doctor
 from jobs.exit_codes import ExitCode
+from jobs.export_commands import export_commands
 from jobs.overrides import override_options
 
 PACKAGES = ("pipeline", "workers", "jobs")
@@ -46,16 +48,24 @@ def cli(context: click.Context) -> None:
 @cli.command()
 @click.argument("job_file", metavar="JOB.yaml")
 @override_options
-@click.option("--dry-run", is_flag=True, help="Show the resolved job, its rows and its shards; start nothing.")
+@click.option("--dry-run", is_flag=True, help="Show the resolved job, its rows, shards and prompt lengths; no run.")
+@click.option("--calibrate", is_flag=True, help="With --dry-run: also decode for some seconds, and estimate the job.")
 @click.option("--retry-failed", is_flag=True, help="Also do rows again that have failed; the others stay as they are.")
 @click.option("--error-type", metavar="TYPE", help="With --retry-failed: only rows that failed with this error_type.")
-def run(job_file: str, overrides: Sequence[str], dry_run: bool, retry_failed: bool, error_type: str | None) -> None:
+def run(
+    job_file: str,
+    overrides: Sequence[str],
+    dry_run: bool,
+    calibrate: bool,
+    retry_failed: bool,
+    error_type: str | None,
+) -> None:
     """Generate for every prompt of a job; run it again to resume what was interrupted.
 
     \b
     Examples:
       sevenleague run job.yaml
-      sevenleague run job.yaml --dry-run
+      sevenleague run job.yaml --dry-run --calibrate
       sevenleague run job.yaml --retry-failed --error-type worker_crash
       sevenleague run job.yaml --model Qwen/Qwen3-0.6B --input 'prompts/*.parquet' --output s3://bucket/out
       sevenleague run job.yaml --temperature 0 --limit 100 --set decoding.strategy=lookahead --set decoding.width=7
@@ -64,10 +74,12 @@ def run(job_file: str, overrides: Sequence[str], dry_run: bool, retry_failed: bo
     """
     if error_type is not None and not retry_failed:
         raise click.UsageError(f"--error-type needs --retry-failed, got --error-type {error_type} alone")
+    if calibrate and not dry_run:
+        raise click.UsageError("--calibrate needs --dry-run, got --calibrate alone")
     from jobs.run import command
     from pipeline.preparation import RetryFailed
 
-    sys.exit(command(job_file, overrides, dry_run, RetryFailed(error_type) if retry_failed else None))
+    sys.exit(command(job_file, overrides, dry_run, RetryFailed(error_type) if retry_failed else None, calibrate))
 
 
 @cli.command()
@@ -189,8 +201,9 @@ def bench(**values: Any) -> None:
     sys.exit(command(make_options(**values)))
 
 
-for cluster_command in cluster_commands:
-    cli.add_command(cluster_command)
+for command in (*cluster_commands, *export_commands):
+    cli.add_command(command)
+cli.add_command(doctor)
 
 
 def shadowed_package() -> str | None:
@@ -227,8 +240,9 @@ def entry() -> NoReturn:
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run one command. Mistakes become one sentence on stderr, never a traceback. Ends by SystemExit."""
     problem = shadowed_package()
-    if problem is not None:
-        _fail(problem, ExitCode.USER_ERROR)
+    if problem is not None:  # then nothing of the packages can be imported
+        click.echo(f"sevenleague: {problem}", err=True)
+        sys.exit(ExitCode.USER_ERROR)
     from pipeline import logs
     from pipeline.errors import ConfigError, SevenLeagueError, TransientError
 

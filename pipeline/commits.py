@@ -33,7 +33,7 @@ from pipeline.config import JobConfig
 from pipeline.config_io import parse_job
 from pipeline.errors import ConfigError
 from pipeline.inputs import InputFile
-from pipeline.plan_storage import read_plan, write_plan
+from pipeline.plan_storage import encode_plan, read_plan, write_plan
 from pipeline.records import PartReceipt, RetryRound
 from pipeline.redaction import redacted, without_credentials
 from pipeline.shards import Plan
@@ -45,6 +45,7 @@ LEASE_S = 30.0
 """A running driver whose heartbeat is older than this is taken for dead (clocks may differ by some seconds)."""
 
 _REVISION = "model revision as loaded"
+_FILE = "input file "
 
 
 class JobStore:
@@ -55,12 +56,17 @@ class JobStore:
         self._log = CommitLog(output)
 
     def check_identity(self, config: JobConfig, files: Sequence[InputFile], model_revision: str | None = None) -> None:
-        """Raise ConfigError where the output belongs to a job that would give other rows. An empty output passes."""
+        """Raise ConfigError where the output belongs to a job that would give other rows. An empty output passes.
+
+        Files that it did not have are allowed with `input.allow_append`.
+        """
         if not storage.exists(self._path("_job.json")):
             return
         stored = self._job()["identity"]
         mine = job_identity(config, files, model_revision)
         compared = [key for key in {**stored, **mine} if key != _REVISION or model_revision is not None]
+        if config.input.allow_append:
+            compared = [key for key in compared if key in stored or not key.startswith(_FILE)]
         changes = [
             f"{key} was {_shown(stored, key)} and is {_shown(mine, key)} now"
             for key in compared
@@ -85,14 +91,32 @@ class JobStore:
         }
         storage.create_if_absent(self._path("_job.json"), _json(job))
         self.check_identity(config, plan.files, model_revision)
-        write_plan(self._path("_plan.parquet"), plan)
+        if not write_plan(self._path("_plan.parquet"), plan):
+            self._append(job, plan)
         if retry is not None:
             storage.write_bytes(self._path("_retry.json"), _json(dataclasses.asdict(retry)))
             storage.delete(self._path("_SUCCESS"))
 
+    def _append(self, job: Mapping[str, Any], plan: Plan) -> None:
+        """Take files that a job did not have before into it (`input.allow_append`). The identity comes last."""
+        stored = self._job()
+        if not any(key.startswith(_FILE) for key in job["identity"].keys() - stored["identity"].keys()):
+            return
+        storage.write_bytes(self._path("_plan.parquet"), encode_plan(plan))
+        storage.delete(self._path("_SUCCESS"))
+        storage.write_bytes(self._path("_job.json"), _json({**job, "created": stored["created"]}))
+
     def load_config(self) -> JobConfig:
         """The configuration that made the job, credentials in URLs replaced. Raises ConfigError where there is none."""
         return parse_job(self._job()["config"])
+
+    def model_revision(self) -> str:
+        """The revision of the model that made the job. Raises ConfigError where there is no job."""
+        return str(self._job()["identity"][_REVISION])
+
+    def created(self) -> float:
+        """When the job was made, in Unix seconds. Raises ConfigError where there is no job."""
+        return float(self._job()["created"])
 
     def load_plan(self) -> Plan | None:
         """The stored plan; None before there is one."""
@@ -193,7 +217,7 @@ def job_identity(config: JobConfig, files: Sequence[InputFile], model_revision: 
     """What decides the output, flat: dotted keys of the job, an entry per input file, the model's revision."""
     identity = _flat(_redacted(config.identity()), "")
     for file in files:
-        identity[f"input file {file.label!r}"] = f"{file.size} bytes with content {file.etag}"
+        identity[f"{_FILE}{file.label!r}"] = f"{file.size} bytes with content {file.etag}"
     if model_revision is not None:
         identity[_REVISION] = model_revision
     return identity
@@ -210,7 +234,7 @@ def _shown(identity: Mapping[str, Any], key: str) -> str:
     if key not in identity:
         return "absent"
     value = identity[key]
-    return value if key.startswith("input file") else json.dumps(value, ensure_ascii=False)
+    return value if key.startswith(_FILE) else json.dumps(value, ensure_ascii=False)
 
 
 def _redacted(value: Any) -> Any:

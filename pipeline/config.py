@@ -5,6 +5,7 @@ Every field documents itself: its description is what the reference documentatio
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -12,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 
 
 class Section(BaseModel):
-    """Base of all sections: immutable, hashable, no unknown keys."""
+    """Base of all sections: immutable, hashable unless it holds a mapping, no unknown keys."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, protected_namespaces=())
 
@@ -31,12 +32,18 @@ class ModelConfig(Section):
 
 
 class InputConfig(Section):
-    """Which prompts. Formats are told by name (`.parquet`, `.jsonl`) unless `format` says otherwise."""
+    """Which prompts. Formats are told by name (`.parquet`, `.jsonl`) unless `format` says otherwise.
+
+    All column names are those that `columns` gives.
+    """
 
     path: tuple[str, ...] = Field(description="file, glob, folder, fsspec URL or datasets name, or a list of these")
-    format: Literal["auto", "parquet", "jsonl", "openai_batch", "datasets"] = "auto"
+    format: Literal["auto", "parquet", "jsonl", "csv", "tsv", "openai_batch", "datasets"] = Field(
+        "auto", description="auto: by name and content of each file; a datasets name needs datasets"
+    )
     split: str = Field("train", description="split of a datasets name or saved-to-disk folder")
     subset: str | None = Field(None, description="configuration name of a datasets name")
+    columns: dict[str, str] = Field({}, description="new names of columns: {name in the input: name in the job}")
     prompt_column: str | None = Field(
         None, description="a string column or a messages column; default: the first of messages, prompt, text"
     )
@@ -46,10 +53,16 @@ class InputConfig(Section):
         None, description="render through the model's chat template; default: messages yes, a plain string no"
     )
     id_column: str | None = Field(None, description="unique row ids; default: file and row number")
+    sampling_column: str | None = Field(
+        None, description="a struct column, or JSON text, whose keys override those of sampling for the row"
+    )
+    seed_column: str | None = Field(None, description="each row's own seed, unless its sampling_column has one")
+    tools_column: str | None = Field(None, description="tools that the chat template describes: JSON text, or a list")
     limit: int | None = Field(None, ge=1, description="use only the first rows")
     on_too_long: Literal["error", "truncate_left"] = Field(
         "error", description="a prompt that leaves no room for one token: error row, or drop its oldest tokens"
     )
+    allow_append: bool = Field(False, description="the same job again may bring new files, which are added to it")
 
     @field_validator("path", mode="before")
     @classmethod
@@ -63,13 +76,45 @@ class InputConfig(Section):
             raise ValueError("must name at least one file, got nothing")
         return value
 
+    @field_validator("columns")
+    @classmethod
+    def _one_column_each(cls, value: dict[str, str]) -> dict[str, str]:
+        twice = next((name for name in value.values() if [*value.values()].count(name) > 1), None)
+        if twice is not None:
+            raise ValueError(f"must give each column a name of its own, got {twice!r} twice")
+        return value
+
+    @model_validator(mode="after")
+    def _all_rows_where_files_are_appended(self) -> InputConfig:
+        if self.allow_append and self.limit is not None:
+            raise ValueError(f"limit must be null where allow_append is true, got {self.limit}")
+        return self
+
+    def source_of(self, name: str) -> str | None:
+        """What the input calls a column of the job; None where it was given another name."""
+        renamed = {new: old for old, new in self.columns.items()}
+        return renamed.get(name, None if name in self.columns else name)
+
+    def identity(self) -> dict[str, Any]:
+        """What decides the output, without keys that, left at their defaults, were not there when older jobs began."""
+        newer: dict[str, Any] = {"columns": {}, "sampling_column": None, "seed_column": None, "tools_column": None}
+        absent = {key for key, default in newer.items() if getattr(self, key) == default}
+        return self.model_dump(mode="json", exclude={"path", "allow_append"} | absent)
+
 
 class PushConfig(Section):
     """Where on the Hugging Face hub a finished output goes. The token is `HF_TOKEN` of the environment."""
 
-    repo: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="user/name of a dataset repository; made where absent")
+    repo: str = Field(description="user/name of a dataset repository; made where absent")
     private: bool = Field(True, description="a repository that is made is private")
     revision: str = Field("main", min_length=1, description="branch that gets the commit")
+
+    @field_validator("repo")
+    @classmethod
+    def _user_and_name(cls, value: str) -> str:
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", value) is None:
+            raise ValueError(f"must be USER/NAME, got {value!r}")
+        return value
 
 
 OutputExtra = Literal["prompt_ids", "token_ids", "logprobs", "topk", "cdf"]
@@ -90,6 +135,11 @@ class OutputConfig(Section):
     topk_dtype: Literal["float32", "float16"] = Field("float32", description="precision of topk_logprobs")
     push_to_hub: PushConfig | None = Field(None, description="a dataset repository that gets the finished output")
 
+    @property
+    def recorded(self) -> frozenset[str]:
+        """What the engine keeps of each token."""
+        return frozenset([*self.extras, *(["trace"] if self.trace else [])])
+
 
 Coupling = Literal["gumbel", "inverse_cdf"]
 
@@ -98,15 +148,15 @@ class SamplingConfig(Section):
     """How a token is chosen. Part of the job's identity. temperature 0 is greedy."""
 
     n: int = Field(1, ge=1, description="samples of each prompt")
-    temperature: float = Field(1.0, ge=0.0, le=100.0)
-    top_p: float = Field(1.0, gt=0.0, le=1.0)
-    top_k: int = Field(0, ge=0, description="0: off")
-    min_p: float = Field(0.0, ge=0.0, le=1.0)
+    temperature: float = Field(1.0, ge=0.0, le=100.0, description="0: greedy")
+    top_p: float = Field(1.0, gt=0.0, le=1.0, description="keep the likeliest tokens that make up this probability")
+    top_k: int = Field(0, ge=0, description="keep this many likeliest tokens; 0: off")
+    min_p: float = Field(0.0, ge=0.0, le=1.0, description="drop tokens below this share of the likeliest; 0: off")
     max_tokens: int = Field(256, ge=1, description="most new tokens of a sample")
     stop: tuple[str, ...] = Field((), description="strings that end a sample; they are cut from the text")
     stop_token_ids: tuple[int, ...] = Field((), description="token ids that end a sample, besides the model's own")
     ignore_eos: bool = Field(False, description="go on after the model's own end token")
-    seed: int = Field(0, ge=0, lt=2**63)
+    seed: int = Field(0, ge=0, lt=2**63, description="the same seed gives the same samples")
     repetition_penalty: float = Field(1.0, gt=0.0, description="over prompt and output; 1: off")
     presence_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="over the output; 0: off")
     frequency_penalty: float = Field(0.0, ge=-2.0, le=2.0, description="over the output; 0: off")
@@ -173,7 +223,7 @@ class LookaheadConfig(Windowed):
     width: int = Field(5, ge=1, le=64, description="W: columns of the two-dimensional window")
     ngram: int = Field(4, ge=2, le=16, description="N: tokens of an n-gram")
     candidates: int = Field(5, ge=1, le=64, description="G: n-grams verified per step")
-    max_window: int = Field(64, ge=1, le=256)
+    max_window: int = Field(64, ge=1, le=256, description="most draft rows of a sequence")
 
     @property
     def extra_rows(self) -> int:
@@ -317,8 +367,8 @@ class ClusterConfig(Section):
     """Where it runs."""
 
     workers: int | WorkerRange = Field(1, description="model replicas, one Ray actor each; {min: .., max: ..}: elastic")
-    cpus_per_worker: float = Field(1.0, ge=0.0)
-    gpus_per_worker: float = Field(0.0, ge=0.0)
+    cpus_per_worker: float = Field(1.0, ge=0.0, description="CPUs that Ray sets aside for a worker")
+    gpus_per_worker: float = Field(0.0, ge=0.0, description="GPUs that Ray sets aside for a worker")
     tensor_parallel: int = Field(
         1, ge=1, description="processes of one replica, each with a part of every layer, cpus and gpus_per_worker"
     )
@@ -439,7 +489,7 @@ class JobConfig(Section):
         """
         return {
             "model": self.model.model_dump(mode="json", exclude={"device", "allow_pickle"}),
-            "input": self.input.model_dump(mode="json", exclude={"path"}),
+            "input": self.input.identity(),
             "sampling": self.sampling.model_dump(mode="json"),
             "output": self.output.model_dump(mode="json", exclude=self._not_identity()),
             "engine": {"max_context": self.engine.max_context},

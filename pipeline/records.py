@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-InputFormat = Literal["parquet", "jsonl", "openai_batch", "datasets"]
+InputFormat = Literal["parquet", "jsonl", "csv", "tsv", "openai_batch", "datasets"]
 FinishReason = Literal["stop", "length", "error"]
 WorkerState = Literal["loading", "running", "idle", "draining"]
 
@@ -23,9 +23,9 @@ class Shard:
 
     `row_groups` are the Parquet row groups that hold these rows (empty for formats without row groups), and
     `first_row_of_groups` is the file row at which the first of them begins. `byte_range` is where the lines of a JSONL
-    shard lie, (start, stop) in bytes. `label` names the file in default row ids: its path below the common parent of
-    all inputs, so that it stays the same when the dataset is moved. `num_bytes` is about how much input the rows are, 0
-    where nothing tells.
+    or CSV shard lie, (start, stop) in bytes. `label` names the file in default row ids: its path below the common
+    parent of all inputs, so that it stays the same when the dataset is moved. `num_bytes` is about how much input the
+    rows are, 0 where nothing tells.
     """
 
     index: int
@@ -199,8 +199,9 @@ class SampleRecord:
     """One output row: a sample of one prompt, or the error that took its place.
 
     `prompt` or `messages` holds what the user gave; `passthrough` the values of `output.columns`. `prompt_token_ids` is
-    the rendered prompt (extra `prompt_ids`). The other optional lists have one entry per completion token: `topk_*` one list of k per token, `cdf_*` the interval of the noise that
-    picks the token (inverse-CDF coupling).
+    the rendered prompt (extra `prompt_ids`). `seed` is null where it is the job's; `sampling` and `tools` (as JSON) are
+    what the row itself asked for. The other optional lists have one entry per completion token: `topk_*` one list of k
+    per token, `cdf_*` the interval of the noise that picks the token (inverse-CDF coupling).
     """
 
     id: str
@@ -224,6 +225,9 @@ class SampleRecord:
     cdf_high: tuple[float, ...] | None = None
     draft_spans: tuple[DraftSpan, ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
+    seed: int | None = None
+    sampling: Mapping[str, Any] | None = None
+    tools: str | None = None
 
     def __post_init__(self) -> None:
         assert (self.finish_reason == "error") == (self.error_type is not None), self

@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config import JobConfig
+from pipeline.config import InputConfig, JobConfig
 from pipeline.records import AcceptanceStats, SampleRecord
 from pipeline.redaction import without_credentials
 
@@ -74,17 +74,37 @@ TRACE = pa.field(
     ),
 )
 
+SAMPLING = pa.field(
+    "sampling",
+    pa.struct(
+        [
+            ("temperature", pa.float64()),
+            ("top_p", pa.float64()),
+            ("top_k", pa.int64()),
+            ("min_p", pa.float64()),
+            ("max_tokens", pa.int64()),
+            ("stop", pa.list_(pa.string())),
+            ("seed", pa.int64()),
+        ]
+    ),
+)
+TOOLS = pa.field("tools", pa.string())
+
 OUTPUT_COLUMNS = frozenset([*_BASE.names, *(name for columns in _EXTRAS.values() for name, _ in columns), TRACE.name])
 """Names that no column copied from the input may take."""
+
+
+def settings_schema(config: InputConfig) -> list[pa.Field]:
+    """What rows asked for themselves, in jobs where they may (`seed` tells of seeds)."""
+    return [SAMPLING] * (config.sampling_column is not None) + [TOOLS] * (config.tools_column is not None)
 
 
 def output_schema(config: JobConfig, passthrough: pa.Schema) -> pa.Schema:
     """Schema of the parts of a job: the columns of every output, the extras asked for, the copied ones."""
     kinds = {"topk_logprobs": pa.list_(pa.list_(_TOPK_TYPES[config.output.topk_dtype]))}
-    extras = [
-        pa.field(name, kinds.get(name, kind)) for extra in config.output.extras for name, kind in _EXTRAS[extra]
-    ]
-    return pa.schema([*_BASE, *extras, *([TRACE] if config.output.trace else []), *passthrough])
+    extras = [pa.field(name, kinds.get(name, kind)) for extra in config.output.extras for name, kind in _EXTRAS[extra]]
+    trace = [TRACE] if config.output.trace else []
+    return pa.schema([*_BASE, *extras, *trace, *settings_schema(config.input), *passthrough])
 
 
 def to_row(record: SampleRecord, config: JobConfig, model_revision: str) -> dict[str, Any]:
@@ -102,7 +122,7 @@ def to_row(record: SampleRecord, config: JobConfig, model_revision: str) -> dict
         "error": record.error,
         "prompt_tokens": record.prompt_tokens,
         "completion_tokens": record.completion_tokens,
-        "seed": config.sampling.seed,
+        "seed": config.sampling.seed if record.seed is None else record.seed,
         "model": without_credentials(config.model.id),
         "model_revision": model_revision,
         "num_steps": stats.num_steps,
@@ -120,6 +140,7 @@ def to_row(record: SampleRecord, config: JobConfig, model_revision: str) -> dict
     if config.output.trace:
         spans = record.draft_spans
         row[TRACE.name] = None if spans is None else [dataclasses.asdict(span) for span in spans]
+    row |= {field.name: getattr(record, field.name) for field in settings_schema(config.input)}
     return row
 
 

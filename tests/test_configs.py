@@ -73,7 +73,7 @@ def test_lookahead_has_the_parameters_of_the_paper() -> None:
 
 def test_distillation_stores_all_that_a_student_needs() -> None:
     config = job("distillation")
-    assert set(config.output.extras) == {"token_ids", "logprobs", "topk", "cdf"}
+    assert set(config.output.extras) == {"prompt_ids", "token_ids", "logprobs", "topk", "cdf"}
     assert config.sampling.n > 1
     assert config.sampling.temperature == 1.0
 

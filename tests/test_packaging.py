@@ -44,9 +44,9 @@ def test_public_names_are_the_real_ones() -> None:
     import sevenleague
     from jobs.run import run_job
     from pipeline.config import JobConfig
-    from workers.engine import Engine
+    from workers.in_process import Engine
 
-    assert sorted(sevenleague.__all__) == ["Engine", "JobConfig", "run_job"]
+    assert sorted(sevenleague.__all__) == ["Engine", "Generation", "JobConfig", "SamplingConfig", "run_job"]
     assert (sevenleague.run_job, sevenleague.JobConfig, sevenleague.Engine) == (run_job, JobConfig, Engine)
     assert set(sevenleague.__all__) <= set(dir(sevenleague))
 

@@ -138,7 +138,7 @@ def test_pods_run_the_pinned_ray_without_rights(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["raycluster", "rayjob"])
 def test_workers_drain_before_kubernetes_ends_them(name: str) -> None:
-    """The preStop hook takes the default of `cluster.grace_s`, 16 s for one that does not let go, and 8 s to stop Ray."""
+    """The preStop hook takes the default of `cluster.grace_s`, 16 s for one that does not let go, 8 s to stop Ray."""
     for group in cluster_of(name).workerGroupSpecs:
         pod = group.template["spec"]
         command, wait_s = pod["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]

@@ -94,7 +94,7 @@ def make_output(
         if timed:
             began = BEGAN + 2.0 * (shard.index // 2) + 3600.0 * is_late
             is_second = shard.index >= 3 and shard.index % 2
-            worker_began = BEGAN + (3600.0 if is_late else 1.0 if is_second else -5.0)
+            worker_began = BEGAN + (3600.0 + len(shards) // 4 * 2.0 if is_late else 1.0 if is_second else -5.0)
             occupancy = (OccupancyClass(1, 3, 3, 24, 9), OccupancyClass(2, 10, 25, 50, 25))
             receipt = dataclasses.replace(receipt, began=began, worker_began=worker_began, occupancy=occupancy)
         store.commit(receipt)

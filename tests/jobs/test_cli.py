@@ -105,7 +105,9 @@ def test_a_dry_run_counts_and_writes_nothing(make_job: MakeJob, capsys: pytest.C
     job = make_job([f"prompt {i}" for i in range(10)], sampling={"n": 2})
     with pytest.raises(SystemExit):
         main(["run", "--dry-run", str(job.file)])
-    assert capsys.readouterr().out.splitlines()[-1] == "10 rows of 1 files, in 3 shards; 2 samples of each."
+    rows, lengths = capsys.readouterr().out.splitlines()[-2:]
+    assert rows == "10 rows of 1 files, in 3 shards; 2 samples of each."
+    assert lengths.startswith("Prompt tokens, in 10 sampled rows: mean ")
     assert not job.output.exists()
 
 
@@ -146,7 +148,7 @@ def test_mistakes_in_the_job(
 def test_missing_input(make_job: MakeJob, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "none.parquet"
     assert mistake(capsys, "run", make_job(path).file) == (
-        f"input.path must name existing .parquet or .jsonl files, got {str(path)!r} "
+        f"input.path must name existing .parquet, .jsonl or .csv files, got {str(path)!r} "
         "(for a datasets name set input.format to datasets)"
     )
 

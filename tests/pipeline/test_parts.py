@@ -67,7 +67,7 @@ def test_all_parts_have_the_same_schema(root: str, make_job: MakeJob) -> None:
 
 
 def test_columns_follow_the_extras(make_job: MakeJob) -> None:
-    job = make_job("sampling.coupling=inverse_cdf", "sampling.logprobs=2", output=EXTRAS)
+    job = make_job("sampling.coupling=inverse_cdf", "sampling.logprobs=2", "output.trace=true", output=EXTRAS)
     schema = output_schema(job, NOTHING)
     assert set(schema.names) == OUTPUT_COLUMNS
     assert schema.field("topk_token_ids").type == pa.list_(pa.list_(pa.int32()))
@@ -81,6 +81,7 @@ def test_columns_follow_the_extras(make_job: MakeJob) -> None:
         "topk_logprobs",
         "cdf_low",
         "cdf_high",
+        "draft_spans",
     }
 
 
