@@ -21,6 +21,10 @@ APART = 0.3
 by one."""
 CLEAR = 1.15
 """Drafts that measure so much faster than the plain step is predicted to be need no look at it."""
+HOPELESS = 0.7
+"""Drafts that measure so much slower than plain steps are not tried to the end of their stretch, nor warmed up."""
+FEWEST_STEPS, NOT_COUNTED = 8, 8
+"""Steps before anything is called hopeless; those at the very start that may hold what is done only once."""
 
 
 @dataclass(slots=True)
@@ -29,6 +33,10 @@ class _Tally:
 
     tokens: float = 0.0
     seconds: float = 0.0
+
+    def add(self, tokens: float, seconds: float) -> None:
+        self.tokens += tokens
+        self.seconds += seconds
 
     @property
     def rate(self) -> float:
@@ -47,7 +55,12 @@ class _Occupancy:
     looking: bool = False
     stretch: int = FIRST_STRETCH
     steps_left: int = 0
+    steps: int = 0
+    """Of the stretch or the look in progress, or of the warm-up."""
     tallies: dict[bool, _Tally] = field(default_factory=lambda: {True: _Tally(), False: _Tally()})
+
+    def look_at_the_other(self) -> None:
+        self.looking, self.steps_left, self.steps = True, self.look, 0
 
 
 class Latch:
@@ -73,15 +86,17 @@ class Latch:
         do (tokens per second).
         """
         state = self._of(sequences)
+        state.steps += 1
         if state.warm_up:
-            state.warm_up -= 1
+            self._warm_up(state, drafting, tokens, seconds, plain_rate)
             return
-        state.tallies[drafting].tokens += tokens
-        state.tallies[drafting].seconds += seconds
+        state.tallies[drafting].add(tokens, seconds)
         if drafting != (state.drafting != state.looking):
             return
         state.steps_left -= 1
-        if state.steps_left > 0:
+        plain = state.tallies[False].rate or plain_rate
+        is_hopeless = drafting and state.steps >= FEWEST_STEPS and state.tallies[True].rate < HOPELESS * plain
+        if state.steps_left > 0 and not is_hopeless:
             return
         if state.looking:
             self._decide(state, margin(sequences, waiting))
@@ -89,12 +104,25 @@ class Latch:
             state.tallies[True].fade()
             state.steps_left = state.stretch
         else:
-            state.looking, state.steps_left = True, state.look
+            state.look_at_the_other()
+
+    def _warm_up(self, state: _Occupancy, drafting: bool, tokens: int, seconds: float, plain_rate: float) -> None:
+        """What drafts give now says little of what they will give, unless it is next to nothing."""
+        state.warm_up -= 1
+        if not drafting or state.steps <= NOT_COUNTED:
+            return
+        tally = state.tallies[True]
+        tally.add(tokens, seconds)
+        if state.steps >= NOT_COUNTED + FEWEST_STEPS and tally.rate < HOPELESS * plain_rate:
+            state.warm_up = 0
+            state.look_at_the_other()
+        elif not state.warm_up:
+            state.tallies[True] = _Tally()
 
     def _decide(self, state: _Occupancy, margin: float) -> None:
         drafting = state.tallies[True].rate > margin * state.tallies[False].rate
         state.stretch = min(2 * state.stretch, LONGEST_STRETCH) if drafting == state.drafting else FIRST_STRETCH
-        state.drafting, state.looking, state.steps_left = drafting, False, state.stretch
+        state.drafting, state.looking, state.steps_left, state.steps = drafting, False, state.stretch, 0
         for tally in state.tallies.values():
             tally.fade()
 
