@@ -40,9 +40,9 @@ PROMPTS = [*(f"One step of seven-league boots, number {i}." for i in range(39)),
 SHARDS = 20
 SLOW = {
     "output": {"rows_per_shard": 2},
-    "sampling": {"max_tokens": 180, "ignore_eos": True},
+    "sampling": {"max_tokens": 150, "ignore_eos": True},
     "decoding": {"strategy": "autoregressive"},
-    "engine": {"max_sequences": 1},
+    "engine": {"max_sequences": 1, "compile": "off"},
 }
 
 

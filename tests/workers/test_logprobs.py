@@ -47,7 +47,9 @@ def test_equal_to_those_of_transformers(
         num_accepted += int(accepted.sum())
         for kind in (True, False):
             worst[kind] = max(worst[kind], float(errors[accepted == kind].max(initial=0.0)))
-    assert num_accepted == engine.stats.num_accepted_draft_tokens > 5 * ROWS
+    assert num_accepted == engine.stats.num_accepted_draft_tokens
+    fewest = 5 * ROWS if isinstance(decoding, SuffixConfig) else 1  # auto drafts where measured times say so
+    assert num_accepted >= fewest
     assert max(worst.values()) < TOLERANCE, worst
 
 
