@@ -21,7 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from moto.server import ThreadedMotoServer
+
+from tests.s3_server import s3_server
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [path for package in ("pipeline", "workers", "jobs") for path in sorted((ROOT / package).rglob("*.py"))]
@@ -85,11 +86,8 @@ def test_nothing_listens_beyond_this_machine() -> None:
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
+    with s3_server() as url:
+        yield url
 
 
 class Files(SimpleHTTPRequestHandler):

@@ -9,9 +9,9 @@ import boto3
 import pytest
 from botocore.config import Config
 from botocore.exceptions import ClientError, ConnectionClosedError, ReadTimeoutError, ResponseStreamingError
-from moto.server import ThreadedMotoServer
 
 from infra.chaos.proxy import FaultProxy, Kind
+from tests.s3_server import s3_server
 
 BODY = b"0123456789" * 100
 
@@ -31,13 +31,10 @@ def client_of(url: str) -> Any:
 @pytest.fixture(scope="module")
 def store() -> Iterator[Any]:
     """A client of the server itself, past the proxy."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    client = client_of(f"http://{host}:{port}")
-    client.create_bucket(Bucket="bucket")
-    yield client
-    server.stop()
+    with s3_server() as url:
+        client = client_of(url)
+        client.create_bucket(Bucket="bucket")
+        yield client
 
 
 @pytest.fixture

@@ -6,20 +6,18 @@ import json
 from pathlib import Path
 
 import boto3
-from moto.server import ThreadedMotoServer
+
+from tests.s3_server import s3_server
 
 RULES = Path(__file__).parents[2] / "infra" / "s3" / "lifecycle.json"
 
 
 def test_a_store_takes_the_rule() -> None:
     configuration = json.loads(RULES.read_text())
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
+    with s3_server() as url:
         client = boto3.client(
             "s3",
-            endpoint_url=f"http://{host}:{port}",
+            endpoint_url=url,
             region_name="us-east-1",
             aws_access_key_id="test",
             aws_secret_access_key="test",
@@ -27,8 +25,6 @@ def test_a_store_takes_the_rule() -> None:
         client.create_bucket(Bucket="bucket")
         client.put_bucket_lifecycle_configuration(Bucket="bucket", LifecycleConfiguration=configuration)
         (rule,) = client.get_bucket_lifecycle_configuration(Bucket="bucket")["Rules"]
-    finally:
-        server.stop()
     assert rule["Status"] == "Enabled"
     assert rule["AbortIncompleteMultipartUpload"] == {"DaysAfterInitiation": 2}
     assert set(rule) == {"ID", "Status", "Filter", "AbortIncompleteMultipartUpload"}  # no object ever expires

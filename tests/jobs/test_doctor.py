@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 import s3fs
-from moto.server import ThreadedMotoServer
 
 from jobs.checkup.machine import memory_finding
 from jobs.cli import main
 from jobs.doctor import examine
+from tests.s3_server import s3_for_clients
 
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -35,22 +35,10 @@ def small(tiny_model_dir: Callable[[str], Path]) -> str:
 
 
 @pytest.fixture
-def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "nobody",
-        "AWS_SECRET_ACCESS_KEY": "nothing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    s3fs.S3FileSystem(use_listings_cache=False).mkdir("doctor")
-    yield "s3://doctor/out"
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+def bucket() -> Iterator[str]:
+    with s3_for_clients():
+        s3fs.S3FileSystem(use_listings_cache=False).mkdir("doctor")
+        yield "s3://doctor/out"
 
 
 def test_a_machine_that_can_run_jobs(small: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

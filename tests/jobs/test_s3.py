@@ -14,7 +14,8 @@ import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 import s3fs
-from moto.server import ThreadedMotoServer
+
+from tests.s3_server import s3_for_clients
 
 pytestmark = pytest.mark.ray
 
@@ -23,23 +24,11 @@ RunCli = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch) -> Iterator[s3fs.S3FileSystem]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-        "AWS_ACCESS_KEY_ID": "nobody",
-        "AWS_SECRET_ACCESS_KEY": "nothing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-    }.items():
-        monkeypatch.setenv(name, value)
-    s3fs.S3FileSystem.clear_instance_cache()
-    store = s3fs.S3FileSystem(use_listings_cache=False)
-    store.mkdir("jobs")
-    yield store
-    s3fs.S3FileSystem.clear_instance_cache()
-    server.stop()
+def s3() -> Iterator[s3fs.S3FileSystem]:
+    with s3_for_clients():
+        store = s3fs.S3FileSystem(use_listings_cache=False)
+        store.mkdir("jobs")
+        yield store
 
 
 def test_a_job_in_s3(make_job: MakeJob, run_cli: RunCli, s3: s3fs.S3FileSystem, tmp_path: Path) -> None:

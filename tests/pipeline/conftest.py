@@ -11,31 +11,17 @@ import pytest
 
 from pipeline.config import JobConfig
 from pipeline.config_io import parse_job
+from tests.s3_server import s3_for_clients
 
 
 @pytest.fixture(scope="session")
 def s3_bucket() -> Iterator[str]:
     """`s3://..` of a bucket on moto's server; clients find it as users make them: by AWS_* variables."""
     import boto3
-    import s3fs
-    from moto.server import ThreadedMotoServer
 
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    variables = {
-        "AWS_ACCESS_KEY_ID": "testing",
-        "AWS_SECRET_ACCESS_KEY": "testing",
-        "AWS_DEFAULT_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-    }
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in variables.items():
-            patch.setenv(name, value)
-        s3fs.S3FileSystem.clear_instance_cache()  # a test before may have made one without credentials
+    with s3_for_clients():
         boto3.client("s3").create_bucket(Bucket="bucket")
         yield "s3://bucket"
-    server.stop()
 
 
 @pytest.fixture(params=["local", "memory", "s3"])
