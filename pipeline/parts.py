@@ -19,8 +19,10 @@ from pipeline.quality import ends_in_loop
 from pipeline.records import AcceptanceStats, PartReceipt, SampleRecord, ShardTask
 from pipeline.redaction import without_credentials
 from pipeline.redo import standing_part
-from pipeline.schema import output_schema, stats_of, to_row
+from pipeline.schema import STATS_COLUMNS, output_schema, stats_of, to_row
 
+_COUNTED = ("error_type", "finish_reason", "generation", "prompt_tokens", "completion_tokens", *STATS_COLUMNS)
+"""What a receipt counts, of all rows of the part."""
 _ROWS_PER_BATCH = 1024
 _PATIENCE_S = 300.0
 """How long to try to write a part: it is worth the decoding of all its rows."""
@@ -47,30 +49,29 @@ def write_part(
     assert len(records) == num_rows * config.sampling.n, (task, len(records))
     assert [r.sample_index for r in records] == [*range(config.sampling.n)] * num_rows, task
     table = _table(task, records, config, model_revision, extra_metadata or {})
-    data = _encode(table if standing is None else standing.merged(table))
+    if standing is not None:
+        table = standing.merged(table)
+    data = _encode(table)
     with patience(_PATIENCE_S):
         storage.write_bytes(storage.join(task.output, task.part_name), data)
-    copied = [] if standing is None else standing.copied_counts()
-    failed = [record.error_type for record in records] + [row["error_type"] for row in copied]
-    errors = Counter(error_type for error_type in failed if error_type is not None)
-    texts = [record.generation or "" for record in records] + [row["generation"] or "" for row in copied]
-    reasons = [record.finish_reason for record in records] + [row["finish_reason"] for row in copied]
+    rows = table.select(_COUNTED).to_pylist()
+    errors = Counter(row["error_type"] for row in rows if row["error_type"] is not None)
     return PartReceipt(
         shard_index=task.shard.index,
         attempt=task.attempt,
         path=task.part_name,
-        num_rows=len(records) + len(copied),
+        num_rows=len(rows),
         num_failed=errors.total(),
         num_bytes=len(data),
-        prompt_tokens=sum(record.prompt_tokens for record in records) + sum(row["prompt_tokens"] for row in copied),
-        completion_tokens=sum(r.completion_tokens for r in records) + sum(row["completion_tokens"] for row in copied),
-        stats=reduce(add, [*(record.stats for record in records), *map(stats_of, copied)], AcceptanceStats()),
+        prompt_tokens=sum(row["prompt_tokens"] for row in rows),
+        completion_tokens=sum(row["completion_tokens"] for row in rows),
+        stats=reduce(add, map(stats_of, rows), AcceptanceStats()),
         errors=dict(errors),
         seconds=seconds,
         worker=worker,
         generation=0 if task.redo is None else task.redo.generation,
-        num_looping=sum(map(ends_in_loop, texts)),
-        num_cut_off=sum(reason == "length" for reason in reasons),
+        num_looping=sum(ends_in_loop(row["generation"] or "") for row in rows),
+        num_cut_off=sum(row["finish_reason"] == "length" for row in rows),
     )
 
 

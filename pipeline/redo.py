@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -19,9 +18,6 @@ from pipeline.config import JobConfig
 from pipeline.errors import PermanentError
 from pipeline.prompts import Prompt, read_prompts
 from pipeline.records import PartReceipt, Redo, ShardTask
-from pipeline.schema import STATS_COLUMNS
-
-_COUNTED = ("error_type", "finish_reason", "generation", "prompt_tokens", "completion_tokens", *STATS_COLUMNS)
 
 
 @dataclass(frozen=True)
@@ -31,11 +27,6 @@ class StandingPart:
     table: pa.Table
     samples: int
     redone: frozenset[int]
-
-    def copied_counts(self) -> list[dict[str, Any]]:
-        """What a receipt counts, of the output rows that stay."""
-        rows: list[dict[str, Any]] = self.table.select(_COUNTED).take(self._copied()).to_pylist()
-        return rows
 
     def merged(self, new: pa.Table) -> pa.Table:
         """The rows that stay and, in the place of the others, `new`.
