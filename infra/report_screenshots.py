@@ -6,22 +6,14 @@ Needs Chromium and the package playwright. Writes light.png, dark.png, phone-lig
 from __future__ import annotations
 
 import io
-import os
 import sys
 from pathlib import Path
 
 from PIL import Image
 from playwright.sync_api import Browser, sync_playwright
 
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-FLAGS = [
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-]
+from infra.chromium import CHROMIUM, FLAGS
+
 SIZES = {"": (1280, 1560), "phone-": (390, 1560)}
 
 
@@ -29,7 +21,7 @@ def main(page_file: str, folder: str) -> None:
     target = Path(folder)
     target.mkdir(parents=True, exist_ok=True)
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
         for prefix, (width, height) in SIZES.items():
             for scheme in ("light", "dark"):
                 save(shot(browser, page_file, width, height, scheme), target / f"{prefix}{scheme}.png")

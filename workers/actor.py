@@ -31,7 +31,7 @@ from workers.engine import Engine, Request
 from workers.engine_thread import EngineThread, ResultFuture
 from workers.memory_faults import is_out_of_memory
 from workers.model_loading import LoadedModel, load_model
-from workers.rendering import Renderer, make_renderer
+from workers.rendering import TOKENIZED_TOGETHER, Renderer, make_renderer
 from workers.replica_group import StartFollowers
 from workers.sample_records import error_record, sample_record
 from workers.tasks import Task, Tasks
@@ -46,8 +46,6 @@ FAREWELL_S = 5.0
 """What a worker that has drained waits to be asked how it is, so that the driver knows that it goes."""
 ANSWERS_S = 0.5
 """What the last answers take on their way out."""
-_TOKENIZED_TOGETHER = 64
-"""Rows that are rendered and tokenized before they are handed to the engine: few, so that it can start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +191,7 @@ class GenerationWorker:
         runtime = self._load()
         pending: list[_Pending] = []
         prompts = iter(prompts)
-        while chunk := list(itertools.islice(prompts, _TOKENIZED_TOGETHER)):
+        while chunk := list(itertools.islice(prompts, TOKENIZED_TOGETHER)):
             task.check()
             for row in self._submit(runtime, chunk):
                 task.awaits(row.samples)

@@ -32,14 +32,13 @@ from workers.engine import Engine as StepEngine
 from workers.engine import Request
 from workers.engine_thread import EngineThread, ResultFuture
 from workers.model_loading import load_model
-from workers.rendering import make_renderer
+from workers.rendering import TOKENIZED_TOGETHER, make_renderer
 
 PromptLike = str | Sequence[Mapping[str, str]]
 """A string, or a messages list: `[{"role": .., "content": ..}, ..]`."""
 SamplingLike = SamplingConfig | Mapping[str, Any] | None
 DecodingLike = DecodingConfig | Mapping[str, Any] | str
 
-_TOKENIZED_TOGETHER = 64
 _NOWHERE = "(in process)"
 _MISSING: Any = object()
 _MUST_BE_IDLE = "an engine must be open and idle when it is called, got one that is {}"
@@ -219,8 +218,8 @@ class Engine:
             thread = self._thread(config)
             while not is_last or in_flight:
                 while not is_last and len(in_flight) <= most:
-                    chunk = list(itertools.islice(prompts, _TOKENIZED_TOGETHER))
-                    is_last = len(chunk) < _TOKENIZED_TOGETHER
+                    chunk = list(itertools.islice(prompts, TOKENIZED_TOGETHER))
+                    is_last = len(chunk) < TOKENIZED_TOGETHER
                     for prompt, outcome in zip(chunk, self._token_ids(chunk, config), strict=True):
                         if isinstance(outcome, RowError):
                             yield from _failed(prompt, outcome, config)

@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 
     from workers.model_loading import LoadedModel
 
+TOKENIZED_TOGETHER = 64
+"""Prompts that are rendered and tokenized before they are handed to the engine: few, so that it can start."""
+
 
 class Renderer:
     """Renders and tokenizes prompts. May be called from several threads at once.

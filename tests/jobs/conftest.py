@@ -43,6 +43,17 @@ def job_data(model: Path, prompts: Path | str, output: Path | str) -> dict[str, 
     }
 
 
+def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
+    """Exit code, stdout and stderr of a command in this process."""
+    from jobs.cli import main
+
+    with pytest.raises(SystemExit) as caught:
+        main([str(argument) for argument in arguments])
+    captured = capsys.readouterr()
+    assert "Traceback" not in captured.err
+    return int(caught.value.code or 0), captured.out, captured.err
+
+
 @pytest.fixture
 def make_job(tmp_path: Path, tiny_model_dir: Callable[[str], Path]) -> Callable[..., Job]:
     """`make_job(prompts, name="job", **sections)`; a section's keys are added to those of `job_data`."""

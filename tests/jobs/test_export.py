@@ -11,8 +11,8 @@ from typing import Any
 import datasets
 import pytest
 
-from jobs.cli import main
 from tests.fake_hub import fake_hub
+from tests.jobs.conftest import call
 
 CHATS = [[{"role": "user", "content": f"Seven leagues, number {i}?"}] for i in range(8)]
 MakeJob = Callable[..., Any]
@@ -28,15 +28,6 @@ def job(make_job: MakeJob, run_here: Callable[[Any], None]) -> Any:
     )
     run_here(finished)
     return finished
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr."""
-    with pytest.raises(SystemExit) as caught:
-        main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    return int(caught.value.code or 0), captured.out, captured.err
 
 
 def read(dest: Path, split: str = "train") -> datasets.Dataset:

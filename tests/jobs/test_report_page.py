@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from infra.chromium import CHROMIUM, FLAGS
 from jobs.reporting.contents import report
 from tests.jobs.made_job import HOSTILE, failed_row, make_output, row
 
-CHROMIUM = os.environ.get("CHROMIUM", "/usr/bin/chromium")
-FLAGS = (
-    "--headless",
-    "--no-sandbox",
-    "--disable-gpu",
-    "--disable-quic",
-    "--no-first-run",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--disable-sync",
-)
 CHARTS = 9
 NUM_ROWS = 10_000
 

@@ -24,13 +24,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.checkup.reachable import findings
-from jobs.cli import main
 from jobs.exit_codes import ExitCode
 from jobs.ray_jobs import RayJobs, exit_code_of
 from jobs.submission import JOB_FILE, for_cluster, job_key, split_id, stage
 from pipeline.config_io import load_job, parse_job
 from pipeline.errors import ConfigError, PermanentError, SevenLeagueError
 from pipeline.summary import status_of
+from tests.jobs.conftest import call
 
 MakeJob = Callable[..., Any]
 StartCli = Callable[..., subprocess.Popen[str]]
@@ -129,15 +129,6 @@ def end_with_children(process: subprocess.Popen[bytes]) -> None:
     process.wait()
     _, alive = psutil.wait_procs(family, timeout=10)
     assert not alive
-
-
-def call(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a command in this process."""
-    with pytest.raises(SystemExit) as caught:
-        main([str(argument) for argument in arguments])
-    captured = capsys.readouterr()
-    assert "Traceback" not in captured.err
-    return int(caught.value.code or 0), captured.out, captured.err
 
 
 def commits(output: Path) -> dict[str, float]:
