@@ -5,7 +5,6 @@ The lengths need a tokenizer and no weights. What is measured on this machine sa
 
 from __future__ import annotations
 
-import io
 import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
@@ -13,19 +12,20 @@ from dataclasses import replace
 from itertools import islice
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from jobs.estimate import Calibration, PromptFigures
 from pipeline.config import JobConfig
 from pipeline.errors import ConfigError, RowError
+from pipeline.parts import encode_table
 from pipeline.prompts import Prompt, read_prompts
 from pipeline.records import SampleRecord
 from pipeline.schema import output_schema, to_row
 from pipeline.shards import Plan
 from workers.actor import worker_threads
 from workers.engine import Engine, Request, SampleResult
-from workers.model_loading import LoadedModel, context_length, load_model, load_tokenizer
+from workers.model_loading import LoadedModel, load_model
 from workers.rendering import Renderer, make_renderer
 from workers.sample_records import sample_record
 
@@ -46,10 +46,10 @@ def sampled_prompts(config: JobConfig, plan: Plan) -> list[Prompt]:
     ]
 
 
-def measure_prompts(config: JobConfig, prompts: Sequence[Prompt]) -> PromptFigures:
-    """Render and tokenize prompts. Raises ConfigError where the tokenizer cannot be loaded."""
-    tokenizer = load_tokenizer(config.model)
-    longest = context_length(config.model)
+def measure_prompts(
+    config: JobConfig, prompts: Sequence[Prompt], tokenizer: PreTrainedTokenizerBase, longest: int
+) -> PromptFigures:
+    """Render and tokenize prompts for a model of so long a context."""
     outcomes = Renderer(tokenizer, config.input, _NO_LIMIT).batch_token_ids(prompts, config.sampling.max_tokens)
     errors = Counter(outcome.error_type for outcome in outcomes if isinstance(outcome, RowError))
     lengths = tuple(len(outcome) for outcome in outcomes if not isinstance(outcome, RowError))
@@ -101,10 +101,7 @@ def _requests(renderer: Renderer, config: JobConfig, prompts: Sequence[Prompt]) 
 
 def _size_as_parquet(records: Sequence[SampleRecord], config: JobConfig, plan: Plan, revision: str) -> int:
     rows = [to_row(record, config, revision) for record in records]
-    buffer = io.BytesIO()
-    table = pa.Table.from_pylist(rows, schema=output_schema(config, plan.passthrough))
-    pq.write_table(table, buffer, compression="zstd")
-    return len(buffer.getvalue())
+    return len(encode_table(pa.Table.from_pylist(rows, schema=output_schema(config, plan.passthrough))))
 
 
 def _machine(loaded: LoadedModel, config: JobConfig) -> str:

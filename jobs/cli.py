@@ -17,8 +17,7 @@ from jobs.doctor_command import doctor
 from jobs.exit_codes import ExitCode
 from jobs.export_commands import export_commands
 from jobs.overrides import override_options
-
-PACKAGES = ("pipeline", "workers", "jobs")
+from jobs.packages import PACKAGES
 
 
 @click.group(

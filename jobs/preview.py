@@ -32,7 +32,7 @@ def command(job_file: str, overrides: Sequence[str], count: int) -> None:
     renderer = make_renderer(loaded, config)
     engine = Engine(loaded, config.engine, config.decoding)
     console = Console(highlight=False, markup=False, soft_wrap=True)
-    figures = measure_prompts(config, sampled_prompts(config, job_plan))
+    figures = measure_prompts(config, sampled_prompts(config, job_plan), loaded.tokenizer, loaded.max_context)
     for line in (*plan_lines(config, job_plan), *prompt_lines(config, figures)):
         console.print(line)
     for prompt in prompts:

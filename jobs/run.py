@@ -86,10 +86,12 @@ def _show_plan(console: Console, config: JobConfig, calibrated: bool) -> None:
     for line in plan_lines(config, job_plan):
         console.print(line, soft_wrap=True)
     from jobs import calibration  # imports torch
+    from workers.model_loading import context_length, load_tokenizer
 
     prompts = calibration.sampled_prompts(config, job_plan)
     try:
-        figures = calibration.measure_prompts(config, prompts)
+        tokenizer, longest = load_tokenizer(config.model), context_length(config.model)
+        figures = calibration.measure_prompts(config, prompts, tokenizer, longest)
     except ConfigError as error:
         if calibrated:
             raise

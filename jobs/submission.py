@@ -14,12 +14,12 @@ import zipfile
 from pathlib import Path
 
 import pipeline
+from jobs.packages import PACKAGES
 from pipeline import storage
 from pipeline.config import InputConfig, JobConfig
 from pipeline.config_io import dump_job, parse_job
 from pipeline.errors import ConfigError
 
-PACKAGES = ("pipeline", "workers", "jobs")
 PUBLIC_MODULE = "sevenleague.py"
 JOB_FILE = "job.yaml"
 ENTRYPOINT = f"exec python -c 'from jobs.cli import entry; entry()' run {JOB_FILE}"

@@ -51,7 +51,7 @@ def write_part(
     table = _table(task, records, config, model_revision, extra_metadata or {})
     if standing is not None:
         table = standing.merged(table)
-    data = _encode(table)
+    data = encode_table(table)
     with patience(_PATIENCE_S):
         storage.write_bytes(storage.join(task.output, task.part_name), data)
     rows = table.select(_COUNTED).to_pylist()
@@ -95,7 +95,8 @@ def _table(
     return pa.Table.from_pylist(rows, schema=schema)
 
 
-def _encode(table: pa.Table) -> bytes:
+def encode_table(table: pa.Table) -> bytes:
+    """Output rows as the bytes of a Parquet object."""
     buffer = io.BytesIO()
     pq.write_table(table, buffer, compression="zstd")
     return buffer.getvalue()
