@@ -102,6 +102,9 @@ class InputConfig(Section):
         return self.model_dump(mode="json", exclude={"path", "allow_append"} | absent)
 
 
+REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
+
+
 class PushConfig(Section):
     """Where on the Hugging Face hub a finished output goes. The token is `HF_TOKEN` of the environment."""
 
@@ -112,7 +115,7 @@ class PushConfig(Section):
     @field_validator("repo")
     @classmethod
     def _user_and_name(cls, value: str) -> str:
-        if re.fullmatch(r"[\w.-]+/[\w.-]+", value) is None:
+        if REPOSITORY.fullmatch(value) is None:
             raise ValueError(f"must be USER/NAME, got {value!r}")
         return value
 

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator
 
 from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
 
 from pipeline import storage
 from pipeline.commits import JobStore
-from pipeline.config import PushConfig
+from pipeline.config import REPOSITORY, PushConfig
 from pipeline.errors import ConfigError
 
 _DATASET = "dataset"
@@ -65,7 +64,7 @@ def push_again(folder: str, target: PushConfig) -> str:
 
 def parse_target(repo: str, private: bool, revision: str) -> PushConfig:
     """Raises ConfigError for what cannot be a repository."""
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", repo) is None:
+    if REPOSITORY.fullmatch(repo) is None:
         raise ConfigError(f"the repository must be USER/NAME, got {repo!r}")
     return PushConfig(repo=repo, private=private, revision=revision)
 

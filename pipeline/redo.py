@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from pipeline import storage
 from pipeline.config import JobConfig
 from pipeline.errors import PermanentError
+from pipeline.part_reading import read_part
 from pipeline.prompts import Prompt, read_prompts
 from pipeline.records import PartReceipt, Redo, ShardTask
 
@@ -71,9 +71,7 @@ def standing_part(task: ShardTask, config: JobConfig) -> StandingPart | None:
 
 
 def _read(task: ShardTask, redo: Redo, config: JobConfig, columns: list[str] | None) -> StandingPart:
-    with storage.open_input(storage.join(task.output, redo.part)) as source:
-        # No threads: one that still holds the Python file when Python ends aborts the process.
-        table = pq.ParquetFile(source).read(columns, use_threads=False)
+    table = read_part(storage.join(task.output, redo.part), columns)
     samples = config.sampling.n
     if table.num_rows != task.shard.num_rows * samples:
         raise PermanentError(f"{redo.part} must hold {task.shard.num_rows * samples} rows, it has {table.num_rows}")

@@ -11,10 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from jobs.reporting.stored_job import StoredJob
-from pipeline import storage
 from pipeline.parallel import in_order
 from pipeline.records import PartReceipt
 
@@ -80,7 +78,7 @@ def row_figures(job: StoredJob) -> RowFigures:
     columns = [name for name in (*job.copied, "sample_index", "finish_reason") if _groups(job, name)]
     groups: dict[str, dict[str, Group] | None] = {name: {} for name in columns}
     wanted = list(dict.fromkeys([*_MEASURED, "error_type", *columns]))
-    for receipt, table in zip(job.receipts, in_order(lambda r: _read(job, r, wanted), job.receipts), strict=True):
+    for receipt, table in zip(job.receipts, in_order(lambda r: job.read(r, wanted), job.receipts), strict=True):
         _measure(figures, table)
         for name in columns:
             groups[name] = _grouped(groups[name], table, name)
@@ -130,11 +128,6 @@ def _groups(job: StoredJob, name: str) -> bool:
     return name in job.columns and (name != "sample_index" or job.config.sampling.n > 1)
 
 
-def _read(job: StoredJob, receipt: PartReceipt, columns: Sequence[str]) -> pa.Table:
-    with storage.open_input(storage.join(job.output, receipt.path)) as source:
-        return pq.ParquetFile(source).read(list(columns), use_threads=False)
-
-
 def _measure(figures: RowFigures, table: pa.Table) -> None:
     for value in pc.value_counts(table["finish_reason"]).to_pylist():
         figures.finish_reasons[value["values"]] += value["counts"]
@@ -172,7 +165,7 @@ def _note_errors(figures: RowFigures, job: StoredJob, receipt: PartReceipt) -> N
     lacking = {kind for kind in receipt.errors if len(figures.examples[kind]) < EXAMPLES_PER_ERROR}
     if not lacking:
         return
-    table = _read(job, receipt, ["id", "error_type", "error"])
+    table = job.read(receipt, ["id", "error_type", "error"])
     for row in table.filter(pc.is_valid(table["error_type"])).to_pylist():
         found = figures.examples[row["error_type"]]
         if len(found) < EXAMPLES_PER_ERROR:

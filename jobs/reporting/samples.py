@@ -9,11 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
 from jobs.reporting.stored_job import StoredJob
-from pipeline import storage
 from pipeline.parallel import in_order
 from pipeline.records import PartReceipt
 
@@ -74,7 +70,7 @@ def find_generations(job: StoredJob, keys: set[Key]) -> dict[Key, dict[str, Any]
     columns = ["id", "sample_index", "generation", "completion_tokens", "num_steps"]
 
     def read(receipt: PartReceipt) -> list[dict[str, Any]]:
-        return [row for row in _table(job, receipt, columns).to_pylist() if (row["id"], row["sample_index"]) in keys]
+        return [row for row in job.read(receipt, columns).to_pylist() if (row["id"], row["sample_index"]) in keys]
 
     return {(row["id"], row["sample_index"]): row for part in in_order(read, job.receipts) for row in part}
 
@@ -91,14 +87,9 @@ def packed(rows: list[dict[str, Any]]) -> tuple[str, int]:
         longest //= 2
 
 
-def _table(job: StoredJob, receipt: PartReceipt, columns: list[str]) -> pa.Table:
-    with storage.open_input(storage.join(job.output, receipt.path)) as source:
-        return pq.ParquetFile(source).read(columns, use_threads=False)
-
-
 def _read(job: StoredJob, receipt: PartReceipt, indices: list[int]) -> list[dict[str, Any]]:
     columns = [*_COLUMNS, *job.copied, *(["draft_spans"] if "draft_spans" in job.columns else [])]
-    table = _table(job, receipt, columns).take(indices)
+    table = job.read(receipt, columns).take(indices)
     return [_row(row, job, receipt.shard_index) for row in table.to_pylist()]
 
 

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import pyarrow as pa
+
+from pipeline import storage
 from pipeline.commits import JobStore
 from pipeline.config import JobConfig
+from pipeline.part_reading import read_part
 from pipeline.records import PartReceipt
 from pipeline.redaction import without_credentials
 from pipeline.schema import output_schema
@@ -35,6 +40,10 @@ class StoredJob:
     def timed_receipts(self) -> list[PartReceipt]:
         """Those that say when their attempt was made, which receipts of earlier versions do not."""
         return [receipt for receipt in self.receipts if receipt.began > 0]
+
+    def read(self, receipt: PartReceipt, columns: Sequence[str]) -> pa.Table:
+        """Some columns of one of its parts."""
+        return read_part(storage.join(self.output, receipt.path), columns)
 
 
 def read_job(output: str) -> StoredJob:
