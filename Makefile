@@ -73,7 +73,7 @@ scale: install
 overhead: install
 	$(BIN)/python -m infra.scale.overhead $(SPEC_BENCH)
 
-# Memory of exports of 100,000 rows (docs/data_formats.md); two minutes, 1 GB of disk.
+# Memory of exports of 100,000 rows in every format (docs/data_formats.md); slow, some GB of disk.
 export-memory: install
 	rm -rf out/trials/export
 	$(BIN)/python infra/trials/export_memory.py out/trials/export

@@ -16,13 +16,14 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from jobs.run import run_job
     from pipeline.config import JobConfig, SamplingConfig
-    from workers.in_process import Engine, Generation
+    from workers.generation import Generation
+    from workers.in_process import Engine
 
 __all__ = ["Engine", "Generation", "JobConfig", "SamplingConfig", "run_job"]
 
 _HOMES = {
     "Engine": "workers.in_process",
-    "Generation": "workers.in_process",
+    "Generation": "workers.generation",
     "JobConfig": "pipeline.config",
     "SamplingConfig": "pipeline.config",
     "run_job": "jobs.run",

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from jobs.durations import duration
 from pipeline.config import JobConfig
 from pipeline.shards import Plan
 
@@ -117,14 +118,6 @@ def calibration_lines(config: JobConfig, rows: float, measured: Calibration) -> 
         yield f"That is {hours * cluster.gpus_per_replica:,.2f} GPU-hours."
     if estimate.num_bytes is not None:
         yield f"Size of the output: about {size(estimate.num_bytes)}."
-
-
-def duration(seconds: float) -> str:
-    """Worked example: 4000 is `1 h 6 min`, 200 is `3 min 20 s`."""
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600:,} h {whole % 3600 // 60} min"
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
 
 
 def size(num_bytes: float) -> str:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import pyarrow as pa
 from rich.console import Console
 from rich.markup import escape
 
 from jobs.push import push_if_possible
 from pipeline import hub, storage
-from pipeline.config import PushConfig
+from pipeline.data_config import PushConfig
 from pipeline.exporting.export import Exported, export
 from pipeline.exporting.options import ExportOptions
 from pipeline.redaction import without_credentials
@@ -18,7 +17,6 @@ def command(output: str, dest: str, options: ExportOptions, target: PushConfig |
     """The CLI command."""
     if target is not None:
         hub.check_token()
-    pa.set_memory_pool(pa.system_memory_pool())  # it gives memory back, the default one keeps what it has had
     exported = export(storage.absolute(output), storage.absolute(dest), options)
     _show(Console(highlight=False), dest, exported)
     if target is not None:

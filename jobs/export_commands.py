@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -47,6 +48,9 @@ def export(output: str, dest: str, format_name: str, **values: Any) -> None:
       sevenleague export s3://bucket/out s3://bucket/sft --format sharegpt --dedup --no-loops --min-tokens 8
       sevenleague export out/distillation kd --format axolotl_kd --best 1 --license apache-2.0
     """
+    # Before Arrow is imported, and also for its Parquet writer, which `pyarrow.set_memory_pool` does not reach: the
+    # default pool keeps what it has had.
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     from jobs.export import command
     from pipeline.exporting.options import ExportOptions, Filters, parse_range, parse_splits
     from pipeline.hub import parse_target

@@ -17,6 +17,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from jobs.durations import duration
 from pipeline.records import AcceptanceStats, Progress, ProgressCallback, WorkerProgress
 
 JSON_LINE_PERIOD_S = 5.0
@@ -126,7 +127,7 @@ def _panel(snapshot: Snapshot) -> Group:
         ProgressBar(total=snapshot.rows_total, completed=snapshot.rows_done, width=40),
         Text.from_markup(f"{snapshot.rows_done} of {snapshot.rows_total} rows{failed}"),
         Text(f"{snapshot.shards_committed} of {snapshot.shards_total} shards"),
-        Text(f"ETA {duration(snapshot.eta_s)}"),
+        Text(eta(snapshot.eta_s)),
     )
     speed = Text(
         f"{snapshot.tokens_per_s_last_minute:.1f} tokens/s in the last minute, {snapshot.tokens_per_s:.1f} overall, "
@@ -145,13 +146,9 @@ def _rate(amount: float, seconds: float) -> float:
     return max(amount, 0) / seconds if seconds > 0 else 0.0
 
 
-def duration(seconds: float | None) -> str:
-    """`1:02:03`, `2:03`, or a dash when it is not known."""
-    if seconds is None:
-        return "-"
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
+def eta(seconds: float | None) -> str:
+    """The time that is left, or a dash while it is not known."""
+    return f"ETA {'-' if seconds is None else duration(seconds)}"
 
 
 def stderr_console() -> Console:

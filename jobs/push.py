@@ -7,7 +7,8 @@ import logging
 from rich.console import Console
 
 from pipeline import hub, storage
-from pipeline.config import JobConfig, PushConfig
+from pipeline.config import JobConfig
+from pipeline.data_config import PushConfig
 from pipeline.errors import PermanentError, SevenLeagueError
 from pipeline.redaction import redacted, without_credentials
 from pipeline.summary import JobSummary

@@ -15,6 +15,7 @@ from urllib.parse import urlsplit
 
 from jobs.exit_codes import ExitCode
 from jobs.ray_session import CONNECT_S
+from jobs.ray_token import refusal
 from jobs.submission import ENTRYPOINT, job_key, split_id, submission_id
 from pipeline.config_io import load_job
 from pipeline.errors import ConfigError, PermanentError, TransientError
@@ -173,7 +174,7 @@ def _connected(address: str) -> JobSubmissionClient:
         port = parts.port or (443 if parts.scheme == "https" else 80)
         socket.create_connection((parts.hostname, port), timeout=CONNECT_S).close()
 
-        from ray.exceptions import RayError
+        from ray.exceptions import AuthenticationError, RayError
         from ray.job_submission import JobSubmissionClient
 
         for name in ("ray", "ray.dashboard.modules.dashboard_sdk", "ray.dashboard.modules.job.sdk"):
@@ -181,7 +182,9 @@ def _connected(address: str) -> JobSubmissionClient:
         with _without_variables(_OTHER_ADDRESSES):
             try:
                 return JobSubmissionClient(address)
-            except RayError as error:  # a cluster that asks for another token
+            except AuthenticationError as error:
+                raise refusal("--address", without_credentials(address)) from error
+            except RayError as error:
                 raise ValueError(str(error)) from error
     except (OSError, ValueError, RuntimeError) as error:
         raise ConfigError(

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 import jobs
 import pipeline
 import workers
+from jobs.ray_token import asks_for_token, check_token_mode, refusal
 from pipeline import logs
-from pipeline.config import ClusterConfig, JobConfig
+from pipeline.cluster_config import ClusterConfig
+from pipeline.config import JobConfig
 from pipeline.errors import ConfigError, ConnectionLost
 
 if TYPE_CHECKING:
@@ -145,12 +147,13 @@ def _start_local_ray(config: ClusterConfig, environment: Mapping[str, str], show
 
 def _connect(address: str, environment: Mapping[str, str], shows_logs: bool) -> None:
     import ray
-    from ray.exceptions import RayError
+    from ray.exceptions import AuthenticationError, RayError
 
     packages = [str(Path(package.__path__[0])) for package in (pipeline, workers, jobs)]
     try:
         if address != "auto":
             check_reachable(address)
+            check_token_mode(address)
         with _own_sigterm():
             ray.init(
                 address=address,
@@ -158,7 +161,11 @@ def _connect(address: str, environment: Mapping[str, str], shows_logs: bool) -> 
                 log_to_driver=shows_logs,
                 runtime_env={"py_modules": packages, "env_vars": dict(environment)},
             )
-    except (OSError, ValueError, RayError) as error:  # RayError: a cluster that asks for another token
+    except AuthenticationError as error:
+        raise refusal("cluster.address", address) from error
+    except (OSError, ValueError, RayError) as error:
+        if isinstance(error, ConnectionError) and address != "auto" and asks_for_token(address):  # for another one
+            raise refusal("cluster.address", address) from error
         raise ConfigError(
             f"cluster.address must be auto or the host:port of a running Ray cluster, got {address!r}: {error}"
         ) from error

@@ -23,7 +23,8 @@ from ray.util.placement_group import (
 )
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from pipeline.config import ClusterConfig, JobConfig
+from pipeline.cluster_config import ClusterConfig
+from pipeline.config import JobConfig
 from pipeline.errors import ConnectionLost
 from workers.actor import MAX_CONCURRENCY, GenerationWorker, worker_threads
 from workers.replica_group import Rendezvous

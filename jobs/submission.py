@@ -16,8 +16,9 @@ from pathlib import Path
 import pipeline
 from jobs.packages import PACKAGES
 from pipeline import storage
-from pipeline.config import InputConfig, JobConfig
+from pipeline.config import JobConfig
 from pipeline.config_io import dump_job, parse_job
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError
 
 PUBLIC_MODULE = "sevenleague.py"

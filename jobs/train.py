@@ -21,7 +21,7 @@ from jobs.progress import stderr_console
 from jobs.ray_session import ray_cluster
 from jobs.train_progress import TrainDisplay, train_display
 from pipeline import storage
-from pipeline.config import ClusterConfig
+from pipeline.cluster_config import ClusterConfig
 from pipeline.errors import ConfigError, PermanentError
 from pipeline.train_config import BASE, Arm, TrainConfig, arms_of, load_train
 

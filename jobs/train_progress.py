@@ -15,7 +15,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from jobs.progress import JSON_LINE_PERIOD_S, duration
+from jobs.progress import JSON_LINE_PERIOD_S, eta
 
 if TYPE_CHECKING:
     from workers.ptp.process import Status
@@ -53,13 +53,13 @@ class TrainDisplay:
     def _panel(self, status: Status) -> Group:
         progress = status.progress
         steps, seconds = progress.step - self._first[0], progress.seconds - self._first[1]
-        eta = (progress.steps - progress.step) * seconds / steps if steps else None
+        left_s = (progress.steps - progress.step) * seconds / steps if steps else None
         head = Table.grid(padding=(0, 2))
         head.add_row(
             Text(f"{status.name} ({status.number + 1} of {status.count})"),
             ProgressBar(total=progress.steps, completed=progress.step, width=40),
             Text(f"{progress.step} of {progress.steps} steps"),
-            Text(f"ETA {duration(eta)}"),
+            Text(eta(left_s)),
         )
         held_out = ", ".join(f"{name} {progress.metrics[name]:.3f}" for name in _SHOWN if name in progress.metrics)
         line = f"loss {progress.loss:.3f}, learning rate {progress.lr:.1e}"

@@ -19,7 +19,8 @@ from jobs.exit_codes import ExitCode
 from jobs.progress import stderr_console
 from pipeline import storage
 from pipeline.commits import JobStore
-from pipeline.config import AutoregressiveConfig, JobConfig
+from pipeline.config import JobConfig
+from pipeline.decoding_config import AutoregressiveConfig
 from pipeline.errors import ConfigError
 from pipeline.parts import read_part_rows
 from pipeline.prompts import stored_columns, stored_prompt

@@ -9,9 +9,10 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from pipeline import storage
-from pipeline.config import SamplingConfig, Section
+from pipeline.config import SamplingConfig
 from pipeline.config_io import parse_section
 from pipeline.errors import ConfigError, SevenLeagueError
+from pipeline.section import Section
 
 CONFIG_FILE = "adapter.json"
 WEIGHTS_FILE = "adapter.safetensors"

@@ -13,7 +13,8 @@ from hashlib import blake2b
 import numpy as np
 import pyarrow as pa
 
-from pipeline.config import InputConfig, JobConfig
+from pipeline.config import JobConfig
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError
 from pipeline.prompts import DEFAULT_PROMPT_COLUMNS, id_columns, prompt_columns, uid_of
 from pipeline.readers import read_rows

@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipeline.config import ClusterConfig
+from pipeline.cluster_config import ClusterConfig
 from pipeline.elasticity import ShortageNotice
 from pipeline.errors import PermanentError, TransientError
 from pipeline.fleet import Worker

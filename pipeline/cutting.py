@@ -15,11 +15,12 @@ import pyarrow.parquet as pq
 
 from pipeline import storage
 from pipeline.checks import Columns, column_type
-from pipeline.config import InputConfig, JobConfig
+from pipeline.config import JobConfig
 from pipeline.csv_rows import read_header, records
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError
 from pipeline.inputs import InputFile, open_dataset
-from pipeline.readers import flat_request
+from pipeline.openai_requests import flat_request
 from pipeline.records import Shard
 
 _SAMPLE_ROWS = 100

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from pipeline.config import ClusterConfig
+from pipeline.cluster_config import ClusterConfig
 from pipeline.errors import ConfigError
 
 SHORTAGE_PERIOD_S = 60.0

@@ -79,10 +79,6 @@ class Worker:
     def takes_tasks(self) -> bool:
         return self.is_ready and not self.is_draining
 
-    @property
-    def is_idle(self) -> bool:
-        return self.takes_tasks and not self.flights
-
     def refs(self) -> list[Any]:
         return [*self.flights, *(ref for ref in (self.starting, self.asked, self.locating) if ref is not None)]
 

@@ -10,11 +10,9 @@ import json
 import os
 from collections.abc import Iterator
 
-from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
-
 from pipeline import storage
 from pipeline.commits import JobStore
-from pipeline.config import REPOSITORY, PushConfig
+from pipeline.data_config import REPOSITORY, PushConfig
 from pipeline.errors import ConfigError
 
 _DATASET = "dataset"
@@ -34,6 +32,9 @@ def push(folder: str, target: PushConfig) -> str:
 
     Its files under `data/` become exactly those of the folder. Whatever the hub or the network says is raised.
     """
+    # 33 MB of memory, so an export that is not pushed does without.
+    from huggingface_hub import CommitOperationAdd, CommitOperationCopy, CommitOperationDelete, HfApi
+
     names = list(_files(folder))
     api = HfApi(endpoint=os.environ.get("HF_ENDPOINT"), token=check_token())
     api.create_repo(target.repo, repo_type=_DATASET, private=target.private, exist_ok=True)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from pipeline import storage
-from pipeline.config import InputConfig
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError
 from pipeline.parallel import in_order
 from pipeline.part_names import checked_part_name

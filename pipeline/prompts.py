@@ -30,7 +30,8 @@ from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from pipeline.config import InputConfig, SamplingConfig
+from pipeline.config import SamplingConfig
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError, RowError
 from pipeline.readers import Row, read_rows
 from pipeline.records import InputFormat, Shard

@@ -17,10 +17,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from pipeline import storage
-from pipeline.config import InputConfig
 from pipeline.csv_rows import read_header, records, values_of
+from pipeline.data_config import InputConfig
 from pipeline.errors import PermanentError, RowError
 from pipeline.inputs import open_dataset
+from pipeline.openai_requests import flat_request
 from pipeline.records import Shard
 
 _ROWS_PER_BATCH = 256
@@ -155,15 +156,6 @@ def _is_unicode(values: object) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def flat_request(request: Mapping[str, Any]) -> dict[str, Any]:
-    """A line of an OpenAI batch file as one row: the fields of its body beside `custom_id`.
-
-    The sampling parameters in the body are not obeyed (the job's own are, for all rows), but can be passed through.
-    """
-    body = request.get("body")
-    return {**(body if isinstance(body, dict) else {}), "custom_id": request.get("custom_id")}
 
 
 def _dataset_rows(shard: Shard, config: InputConfig, columns: Sequence[str]) -> Iterator[Row]:

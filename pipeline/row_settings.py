@@ -10,8 +10,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pipeline.config import InputConfig, SamplingConfig
+from pipeline.config import SamplingConfig
 from pipeline.config_io import parse_section
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError, RowError
 
 SAMPLING_KEYS = ("temperature", "top_p", "top_k", "min_p", "max_tokens", "stop", "seed")

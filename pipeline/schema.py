@@ -13,7 +13,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from pipeline.config import InputConfig, JobConfig
+from pipeline.config import JobConfig
+from pipeline.data_config import InputConfig
 from pipeline.records import AcceptanceStats, SampleRecord
 from pipeline.redaction import without_credentials
 

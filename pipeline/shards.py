@@ -7,6 +7,7 @@ own rows (see `readers`). The plan is written once, as `_plan.parquet`, and read
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import closing
@@ -20,8 +21,11 @@ from pipeline.config import JobConfig
 from pipeline.cutting import CutFile, cut
 from pipeline.errors import ConfigError
 from pipeline.inputs import InputFile, find_inputs
+from pipeline.openai_requests import not_obeyed
 from pipeline.parallel import in_order
 from pipeline.records import Shard
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,16 +53,21 @@ def plan(config: JobConfig, files: Sequence[InputFile] | None = None, before: Pl
     files = tuple(find_inputs(config.input) if files is None else files)
     shards: list[Shard] = []
     spans: list[tuple[Shard, Columns]] = []
+    ignored: dict[str, None] = {}
     with closing(_cut_files(files, config)) as parts:
         for part in parts:
             if part.shards:
                 check_columns(config, part.columns, part.file.path)
+                if part.file.format == "openai_batch":
+                    ignored |= dict.fromkeys(not_obeyed(part.columns, config.input))
                 spans.append((_span(part.shards), {name: part.columns[name] for name in config.output.columns}))
                 shards += [replace(shard, index=index) for index, shard in enumerate(part.shards, len(shards))]
     if not shards:
         raise ConfigError(
             f"input.path must hold at least one row, got none in {', '.join(file.path for file in files)}"
         )
+    if ignored:
+        logger.warning("parameters in the bodies of requests are not obeyed (docs/input.md): %s", ", ".join(ignored))
     if before is not None:
         return _appended(config, before, shards, files, spans)
     check_ids(config, [span for span, _ in spans])

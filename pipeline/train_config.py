@@ -20,9 +20,12 @@ from typing import Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from pipeline.adapter_config import AdaptConfig, EmbeddingKind, Head, SlotZero, Variant
-from pipeline.config import ClusterConfig, InputConfig, ModelConfig, Section
+from pipeline.cluster_config import ClusterConfig
+from pipeline.config import ModelConfig
 from pipeline.config_io import parse_section, read_mapping
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError
+from pipeline.section import Section
 
 BASE = "base"
 """The folder of a base that is trained first, and its name in `--arms`; no arm may have this name."""
@@ -104,10 +107,17 @@ class ShapeConfig(Section):
 
 
 class PretrainConfig(Section):
-    """A base model that is trained first, as an ordinary language model, and kept in OUTPUT/base."""
+    """A base model that is trained first, as an ordinary language model, and kept in OUTPUT/base.
 
-    input: InputConfig | None = Field(None, description="texts that it learns from; default: data.exact")
-    vocabulary: int = Field(1024, ge=257, description="tokens of the BPE that is made for texts")
+    Without `input`, on `data.outputs`, it becomes a small draft model for the model that wrote them.
+    """
+
+    input: InputConfig | None = Field(
+        None, description="texts that it learns from; default: data.exact or data.outputs"
+    )
+    vocabulary: int = Field(
+        1024, ge=257, description="tokens of the BPE that is made for texts; outputs keep their model's tokenizer"
+    )
     shape: ShapeConfig = ShapeConfig()
     sequence_length: int = Field(256, ge=2)
     training: LoopConfig = LoopConfig()
@@ -232,6 +242,9 @@ class TrainConfig(Section):
             raise ValueError(f"adapter.head must be c for training.objective inverse, got {self.adapter.head}")
         if "kl" in training.loss and self.adapter.head != "c":
             raise ValueError(f"adapter.head must be c for training.loss {training.loss}, got {self.adapter.head}")
+        pretrain = self.base.pretrain
+        if pretrain is not None and pretrain.input is None and self.data.outputs and self.data.teacher == "base":
+            raise ValueError("data.teacher must be any where base.pretrain learns from data.outputs, got base")
         if self.data.teacher != "base":  # what needs the teacher's own logits would get the base's
             if "kl" in training.loss:
                 raise ValueError(f"data.teacher must be base for training.loss {training.loss}, got any")

@@ -16,8 +16,11 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config import ClusterConfig, InputConfig, JobConfig, ModelConfig
+from infra.docs.reference import default_of
+from pipeline.cluster_config import ClusterConfig
+from pipeline.config import JobConfig, ModelConfig
 from pipeline.config_io import dump_job, load_job, parse_job
+from pipeline.data_config import InputConfig
 from pipeline.schema import OUTPUT_COLUMNS
 from pipeline.shards import plan
 from pipeline.train_config import TrainConfig, arms_of, load_train
@@ -111,20 +114,12 @@ def fields(annotation: Any, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]
             yield from fields(part, prefix)
 
 
-def shown_default(field: FieldInfo) -> str:
-    """A default as the README's table shows it: `0.0`, `null`, `[token_ids]`."""
-    if field.is_required():
-        return "required"
-    value = list(field.default) if isinstance(field.default, tuple) else field.default
-    return "`" + yaml.safe_dump(value, default_flow_style=True).removesuffix("...\n").strip() + "`"
-
-
 def test_readme_explains_every_key_with_its_default() -> None:
     readme = (ROOT / "README.md").read_text()
     rows = re.findall(r"^\| `(\w+\.[\w.]+)` \| (\S+) \| \S", readme, re.MULTILINE)
     explained = dict(rows)
     assert len(rows) == len(explained)
-    declared = {key: shown_default(field) for key, field in reversed(list(fields(JobConfig)))}
+    declared = {key: default_of(field) for key, field in reversed(list(fields(JobConfig)))}
     declared["decoding.strategy"] = "`auto`"  # each strategy declares its own
     assert declared["decoding.max_window"] == "`16`"  # the one of most strategies
     assert explained == declared
@@ -149,10 +144,10 @@ def training_keys(section: type[BaseModel], prefix: str) -> Iterator[tuple[str, 
         if key == "base.pretrain.training":
             yield key, ""
         elif not parts or parts[0] in (ModelConfig, InputConfig, ClusterConfig):
-            yield key, "" if isinstance(field.default, BaseModel) else shown_default(field)
+            yield key, "" if isinstance(field.default, BaseModel) else default_of(field)
         else:
             if field.description:
-                yield key, shown_default(field)
+                yield key, default_of(field)
             yield from training_keys(parts[0], key + ".")
 
 

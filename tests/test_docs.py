@@ -19,7 +19,8 @@ from infra.docs.check import dry_runs, static_problems
 from infra.docs.keys import known_keys
 from infra.docs.pages import Page, all_pages
 from infra.docs.reference import job_file_page
-from pipeline.config import AutoregressiveConfig, EngineConfig, JobConfig, ModelConfig, SamplingConfig, SuffixConfig
+from pipeline.config import EngineConfig, JobConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import AutoregressiveConfig, SuffixConfig
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"

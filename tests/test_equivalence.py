@@ -20,19 +20,17 @@ import torch
 from scipy import stats
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from pipeline.config import (
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import (
     AutoConfig,
     AutoregressiveConfig,
     DecodingConfig,
     DraftModelConfig,
-    EngineConfig,
     JacobiConfig,
     LookaheadConfig,
-    ModelConfig,
     PromptLookupConfig,
     PTPConfig,
     RecyclingConfig,
-    SamplingConfig,
     SuffixConfig,
 )
 from workers.drafters.base import DraftContext, ExtraRows, Proposal, StepOutcome, TreeBuilder

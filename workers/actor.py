@@ -28,7 +28,8 @@ from pipeline.records import AcceptanceStats, PartReceipt, SampleRecord, ShardTa
 from pipeline.redaction import without_credentials
 from pipeline.redo import prompts_of
 from workers.engine import Engine, Request
-from workers.engine_thread import EngineThread, ResultFuture
+from workers.engine_thread import EngineThread
+from workers.in_flight import ResultFuture
 from workers.memory_faults import is_out_of_memory
 from workers.model_loading import LoadedModel, load_model
 from workers.rendering import TOKENIZED_TOGETHER, Renderer, make_renderer

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pipeline.config import Windowed
+from pipeline.decoding_config import Windowed
 from workers.drafters.base import Draft, Proposal
 from workers.window_policy import StepLoad, StepMeasure, Windows, best_nodes
 

@@ -16,8 +16,9 @@ from workers.blocks import prompt_block
 from workers.kv_cache import KVCache
 from workers.model_loading import LoadedModel
 from workers.model_runner import ModelRunner
-from workers.randomness import streams
-from workers.sampling import penalize, scores, widened
+from workers.noise_sets import distances_from_middle
+from workers.randomness import NoiseKey, key_of_set, noise_key, streams
+from workers.sampling import penalize, pick_by_tensors, scores, widened
 from workers.sequence import Request
 from workers.sequence import Sequence as Sample
 
@@ -30,12 +31,15 @@ def is_near_tie(
 ) -> bool:
     """Whether rounding alone can explain `stored_token` after the output tokens `prefix`.
 
-    True iff its `margin` is below what 16 roundings of the largest logit come to in the model's precision.
+    True iff its `margin` is below what 16 roundings of the largest logit come to in the model's precision, for a set of
+    noise that rounding may have chosen.
     """
     logits_1V = _logits(loaded, request, prefix)
-    rounding = torch.finfo(loaded.model.dtype).eps * float(logits_1V.abs().max())
-    stream_1 = _stream(request, sample_index, len(prefix))
-    return margin(logits_1V, request.sampling, stream_1, stored_token) < _ROUNDINGS * rounding
+    limit = _limit(loaded, logits_1V)
+    return any(
+        margin(logits_1V, request.sampling, streams([key], [len(prefix)]), stored_token) < limit
+        for key in _possible_keys(loaded, request, sample_index, prefix)
+    )
 
 
 def margin(logits_1V: Tensor, sampling: SamplingConfig, stream_1: Tensor, stored_token: int) -> float:
@@ -71,6 +75,25 @@ def _logits(loaded: LoadedModel, request: Request, prefix: Sequence[int]) -> Ten
     return penalize(logits_1V, request.sampling, [sample.history(prefix)])
 
 
-def _stream(request: Request, sample_index: int, token_index: int) -> Tensor:
-    sample = Sample.create(request, sample_index, 0, frozenset(), len(request.prompt_ids))
-    return streams([sample.noise], [token_index])
+def _limit(loaded: LoadedModel, logits_1V: Tensor) -> float:
+    return _ROUNDINGS * torch.finfo(loaded.model.dtype).eps * float(logits_1V.abs().max())
+
+
+def _possible_keys(
+    loaded: LoadedModel, request: Request, sample_index: int, prefix: Sequence[int]
+) -> Sequence[NoiseKey]:
+    """Keys of the noise that may have picked the token after `prefix`: of several sets, the one whose place is nearest
+    the middle where the stretch began, and those that rounding may have put before it.
+    """
+    sampling = request.sampling
+    key = noise_key(sampling.seed, request.uid, sample_index)
+    if not sampling.chooses_noise:
+        return [key]
+    began = len(prefix) - len(prefix) % sampling.noise_stretch
+    logits_1V = _logits(loaded, request, prefix[:began])
+    keys = [key_of_set(key, index) for index in range(sampling.noise_sets)]
+    stream_M = streams(keys, [began] * len(keys))
+    picks = pick_by_tensors(logits_1V.expand(len(keys), -1), sampling, stream_M)
+    distance_M, width_M = distances_from_middle(picks, stream_M)
+    is_possible_M = distance_M - distance_M.min() < 2 * _limit(loaded, logits_1V) / width_M
+    return [key for key, is_possible in zip(keys, is_possible_M.tolist(), strict=True) if is_possible]

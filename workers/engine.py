@@ -12,7 +12,8 @@ from collections.abc import Sequence as Seq
 import torch
 from torch import Tensor
 
-from pipeline.config import DecodingConfig, EngineConfig, Windowed
+from pipeline.config import EngineConfig
+from pipeline.decoding_config import DecodingConfig, Windowed
 from pipeline.errors import RowError
 from pipeline.records import AcceptanceStats
 from workers.blocks import decode_block, prompt_block
@@ -210,6 +211,8 @@ class Engine:
             path, move = self._verify(item, picked[tree])
             emitted.append((item.sequence, [first + row for row in path]))
             moves += [move] if move else []
+            if picks.sets:
+                item.sequence.context.noise_sets += [picks.sets[first + row] for row in path]
             end = first + len(item.block.sampled)
             if speculation is not None:
                 candidates = None if top is None else (top[0][tree], top[1][tree])

@@ -9,49 +9,31 @@ the request at work fails.
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import queue
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
 
-from pipeline.errors import PermanentError, RowError
+from pipeline.errors import PermanentError
 from pipeline.logs import current_trace, tracing
 from pipeline.records import AcceptanceStats, OccupancyClass
-from pipeline.redaction import redacted
 from workers.engine import Engine, Request, SampleResult
-from workers.memory_faults import is_out_of_memory
+from workers.in_flight import InFlight, ResultFuture
+from workers.memory_faults import is_out_of_memory, let_go
 
 logger = logging.getLogger(__name__)
 
-ResultFuture = Future[list[SampleResult]]
 MakeEngine = Callable[[int], Engine]
 """Makes an engine whose limits are halved so many times."""
 MOST_HALVINGS = 12
 """By then every engine is one of a single sequence: a model for which that is too much does not fit at all."""
-
-
-@dataclass(slots=True)
-class _InFlight:
-    """A request that the engine works on, and the samples of it that have finished."""
-
-    request: Request
-    future: ResultFuture
-    trace: str
-    results: list[SampleResult] = field(default_factory=list)
-
-    @property
-    def is_complete(self) -> bool:
-        return len(self.results) == self.request.sampling.n
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +63,9 @@ class EngineThread:
         self._halvings = 0
         self._engine = self._build_engine()
         self._observed: Engine | None = self._engine  # for other threads; None while the engine is built anew
-        self._inbox: queue.SimpleQueue[_InFlight | None] = queue.SimpleQueue()
-        self._in_flight: dict[str, _InFlight] = {}
-        self._cancelled: deque[_InFlight] = deque()
+        self._inbox: queue.SimpleQueue[InFlight | None] = queue.SimpleQueue()
+        self._in_flight: dict[str, InFlight] = {}
+        self._cancelled: deque[InFlight] = deque()
         self._busy_since = 0.0
         self._earlier_preemptions = 0
         self._prompt_tokens = 0
@@ -96,7 +78,7 @@ class EngineThread:
 
         Cancelling the future drops the request, also in the midst of decoding.
         """
-        entry = _InFlight(request, Future(), current_trace())
+        entry = InFlight(request, current_trace())
         entry.future.add_done_callback(lambda future: self._cancelled.append(entry) if future.cancelled() else None)
         self._inbox.put(entry)
         return entry.future
@@ -156,13 +138,12 @@ class EngineThread:
 
     def _refuse_all(self, error: PermanentError) -> None:
         """Fails what is in flight and whatever comes, until the thread is closed."""
-        entry: _InFlight | None
+        entry: InFlight | None
         for entry in self._in_flight.values():
-            if not entry.future.done() and entry.future.set_running_or_notify_cancel():
-                entry.future.set_exception(error)
+            if not entry.future.done():
+                entry.refuse(error)
         while (entry := self._inbox.get()) is not None:
-            if entry.future.set_running_or_notify_cancel():
-                entry.future.set_exception(error)
+            entry.refuse(error)
 
     def _step(self) -> None:
         self._drop_cancelled()
@@ -193,11 +174,11 @@ class EngineThread:
                 self._accept(entry)
         return True
 
-    def _accept(self, entry: _InFlight) -> None:
+    def _accept(self, entry: InFlight) -> None:
         try:
             self._engine.submit(entry.request)
         except Exception as error:
-            _fail(entry, error)
+            entry.fail(error)
         else:
             self._in_flight[entry.request.uid] = entry
 
@@ -223,7 +204,7 @@ class EngineThread:
         else:
             foremost = self._engine.scheduler.foremost
             uid = next(iter(self._in_flight)) if foremost is None else foremost.request.uid
-            _fail(self._in_flight.pop(uid), error)
+            self._in_flight.pop(uid).fail(error)
         entries = list(self._in_flight.values())
         self._renew_engine(error)
         self._in_flight.clear()
@@ -231,7 +212,7 @@ class EngineThread:
             entry.results.clear()
             self._accept(entry)
 
-    def _halve(self, error: Exception, entries: Iterable[_InFlight] = ()) -> None:
+    def _halve(self, error: Exception, entries: Iterable[InFlight] = ()) -> None:
         """The next engine takes on less. That is for good: what ran out once would again."""
         self._halvings += 1
         with self._tracing(entries):
@@ -254,7 +235,7 @@ class EngineThread:
                     self._halve(failure, group)
                     groups.append(group)
                 elif len(group) == 1:
-                    _fail(group[0], failure)
+                    group[0].fail(failure)
                 else:
                     groups += [group[len(group) // 2 :], group[: len(group) // 2]]
                 self._renew_engine(failure)
@@ -269,7 +250,7 @@ class EngineThread:
         self._observed = None
         self._earlier_preemptions += self._engine.scheduler.num_sent_back
         del self._engine
-        _let_go(error)
+        let_go(error)
         self._engine = self._observed = self._build_engine()
 
     def _build_engine(self) -> Engine:
@@ -281,9 +262,9 @@ class EngineThread:
                 if not is_out_of_memory(error) or self._halvings == MOST_HALVINGS:
                     raise
                 self._halve(error)
-                _let_go(error)
+                let_go(error)
 
-    def _resolve(self, entry: _InFlight, results: list[SampleResult]) -> None:
+    def _resolve(self, entry: InFlight, results: list[SampleResult]) -> None:
         """Delivers the samples unless the caller has cancelled."""
         if entry.future.set_running_or_notify_cancel():
             self._stats = sum((result.stats for result in results), self._stats)
@@ -291,24 +272,6 @@ class EngineThread:
             entry.future.set_result(results)
 
     @staticmethod
-    def _tracing(entries: Iterable[_InFlight]) -> AbstractContextManager[None]:
+    def _tracing(entries: Iterable[InFlight]) -> AbstractContextManager[None]:
         """What is logged meanwhile carries the traces of all these requests: few, one for each shard in hand."""
         return tracing(",".join(sorted({entry.trace for entry in entries if entry.trace})))
-
-
-def _let_go(error: Exception) -> None:
-    """Memory of an engine that is given up goes before the next one takes its own; frames of its error hold some."""
-    traceback.clear_frames(error.__traceback__)
-    if is_out_of_memory(error):
-        gc.collect()
-        torch.cuda.empty_cache()
-
-
-def _fail(entry: _InFlight, error: Exception) -> None:
-    if not isinstance(error, RowError):
-        error_type = "out_of_memory" if is_out_of_memory(error) else "engine_error"
-        error = RowError(error_type, redacted(f"{type(error).__name__}: {error}"))
-        with tracing(entry.trace):
-            logger.info("the request %s failed: %s: %s", entry.request.uid, error.error_type, error)
-    if entry.future.set_running_or_notify_cancel():
-        entry.future.set_exception(error)

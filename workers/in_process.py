@@ -16,21 +16,22 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel
 
-from pipeline.config import DecodingConfig, EngineConfig, JobConfig, ModelConfig, SamplingConfig
+from pipeline.config import EngineConfig, JobConfig, ModelConfig, SamplingConfig
 from pipeline.config_io import parse_job
+from pipeline.decoding_config import DecodingConfig
 from pipeline.errors import ConfigError, RowError
 from pipeline.prompts import Prompt, make_prompt
-from pipeline.records import AcceptanceStats, FinishReason
 from workers.engine import Engine as StepEngine
 from workers.engine import Request
-from workers.engine_thread import EngineThread, ResultFuture
+from workers.engine_thread import EngineThread
+from workers.generation import GenerateProgress, Generation, failed_generations, generations_of
+from workers.in_flight import ResultFuture
 from workers.model_loading import load_model
 from workers.rendering import TOKENIZED_TOGETHER, make_renderer
 
@@ -42,42 +43,6 @@ DecodingLike = DecodingConfig | Mapping[str, Any] | str
 _NOWHERE = "(in process)"
 _MISSING: Any = object()
 _MUST_BE_IDLE = "an engine must be open and idle when it is called, got one that is {}"
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """One sample of one prompt, or the error that took its place (then `text` is None and there are no tokens).
-
-    `prompt_index` is the place of the prompt among those given. The optional lists have one entry per token id and are
-    there when the engine was made with the extra of that name. Names are those of an output's columns.
-    """
-
-    id: str
-    prompt_index: int
-    sample_index: int
-    text: str | None
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    prompt_tokens: int = 0
-    stats: AcceptanceStats = field(default_factory=AcceptanceStats)
-    latency_s: float = 0.0
-    error_type: str | None = None
-    error: str | None = None
-    token_logprobs: tuple[float, ...] | None = None
-    topk_token_ids: tuple[tuple[int, ...], ...] | None = None
-    topk_logprobs: tuple[tuple[float, ...], ...] | None = None
-    cdf_low: tuple[float, ...] | None = None
-    cdf_high: tuple[float, ...] | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class GenerateProgress:
-    """How far a call of `generate` is. Samples that failed count as done."""
-
-    done: int
-    total: int
-    completion_tokens: int
-    elapsed_s: float
 
 
 class Engine:
@@ -142,9 +107,10 @@ class Engine:
         if isinstance(prompts, str):
             raise ConfigError(f"prompts must be a list of prompts, got the string {prompts!r}")
         began, tokens = time.perf_counter(), 0
-        total = len(prompts) * self._config(sampling, decoding).sampling.n
+        config = self._config(sampling, decoding)
+        total = len(prompts) * config.sampling.n
         results: list[Generation] = []
-        with closing(self.stream(prompts, sampling, decoding, ids=ids, tools=tools)) as stream:
+        with closing(self._streamed(prompts, config, ids, tools)) as stream:
             for result in stream:
                 results.append(result)
                 tokens += len(result.token_ids)
@@ -166,14 +132,7 @@ class Engine:
         `ids` fix the noise of each prompt, as row ids do in a job; default: 0, 1, 2, .. as text. `tools` are described
         to the model by its chat template. A stream that is closed early drops what it has begun.
         """
-        config = self._config(sampling, decoding)
-        settings = config.input.model_copy(update={"tools_column": "tools"})
-        own = {"tools": None if tools is None else list(tools)}
-        made = (
-            make_prompt(index, uid, _listed(prompt), own, settings)
-            for index, (prompt, uid) in enumerate(_named(prompts, ids))
-        )
-        return self._decoded(made, config)
+        return self._streamed(prompts, self._config(sampling, decoding), ids, tools)
 
     def close(self) -> None:
         """Ends the engine's thread. The model goes when nothing else refers to it."""
@@ -192,6 +151,21 @@ class Engine:
 
     def _config(self, sampling: SamplingLike, decoding: DecodingLike) -> JobConfig:
         return parse_job({**self._settings, "sampling": _plain(sampling or {}), "decoding": _plain(decoding)})
+
+    def _streamed(
+        self,
+        prompts: Iterable[PromptLike],
+        config: JobConfig,
+        ids: Iterable[str] | None,
+        tools: Sequence[Mapping[str, Any]] | None,
+    ) -> Generator[Generation, None, None]:
+        settings = config.input.model_copy(update={"tools_column": "tools"})
+        own = {"tools": None if tools is None else list(tools)}
+        made = (
+            make_prompt(index, uid, _listed(prompt), own, settings)
+            for index, (prompt, uid) in enumerate(_named(prompts, ids))
+        )
+        return self._decoded(made, config)
 
     def _thread(self, config: JobConfig) -> EngineThread:
         """The engine of this way of decoding: the last one, if it is the same, with all that its drafters learnt."""
@@ -222,7 +196,7 @@ class Engine:
                     is_last = len(chunk) < TOKENIZED_TOGETHER
                     for prompt, outcome in zip(chunk, self._token_ids(chunk, config), strict=True):
                         if isinstance(outcome, RowError):
-                            yield from _failed(prompt, outcome, config)
+                            yield from failed_generations(prompt, outcome, config)
                         else:
                             future = thread.submit(Request(prompt.uid, outcome, config.sampling))
                             in_flight[future] = prompt, len(outcome)
@@ -230,7 +204,7 @@ class Engine:
                 if in_flight:
                     self._check_open()  # else nobody would ever be done
                     future = done.get()
-                    yield from _results(*in_flight.pop(future), future, config)
+                    yield from generations_of(*in_flight.pop(future), future, config)
         finally:
             for future in in_flight:
                 future.cancel()
@@ -242,37 +216,6 @@ class Engine:
 
     def _token_ids(self, prompts: Sequence[Prompt], config: JobConfig) -> list[tuple[int, ...] | RowError]:
         return self._renderer.batch_token_ids(prompts, config.sampling.max_tokens)
-
-
-def _results(prompt: Prompt, prompt_tokens: int, future: ResultFuture, config: JobConfig) -> Iterator[Generation]:
-    try:
-        samples = future.result()
-    except RowError as error:
-        yield from _failed(prompt, error, config)
-        return
-    for sample in samples:
-        yield Generation(
-            id=prompt.uid,
-            prompt_index=prompt.row,
-            sample_index=sample.sample_index,
-            text=sample.text,
-            token_ids=sample.token_ids,
-            finish_reason=sample.finish_reason,
-            prompt_tokens=prompt_tokens,
-            stats=sample.stats,
-            latency_s=sample.latency_s,
-            token_logprobs=sample.token_logprobs,
-            topk_token_ids=sample.topk_token_ids,
-            topk_logprobs=sample.topk_logprobs,
-            cdf_low=sample.cdf_low,
-            cdf_high=sample.cdf_high,
-        )
-
-
-def _failed(prompt: Prompt, error: RowError, config: JobConfig) -> Iterator[Generation]:
-    """The error in the place of every sample of a prompt."""
-    for i in range(config.sampling.n):
-        yield Generation(prompt.uid, prompt.row, i, None, (), "error", error_type=error.error_type, error=str(error))
 
 
 def _plain(value: BaseModel | Mapping[str, Any] | str) -> Any:

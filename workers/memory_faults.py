@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import traceback
+
 import torch
 
 from pipeline.config import EngineConfig
@@ -16,6 +19,14 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(message in str(error) for message in _MESSAGES)
+
+
+def let_go(error: BaseException) -> None:
+    """Memory of an engine that is given up goes before the next one takes its own; frames of its error hold some."""
+    traceback.clear_frames(error.__traceback__)
+    if is_out_of_memory(error):
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def admission(engine: EngineConfig, halvings: int) -> EngineConfig:

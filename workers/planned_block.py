@@ -23,6 +23,12 @@ class PlannedBlock:
         """Sampled rows that may emit: the pending token and the draft nodes (rows beyond only guess)."""
         return 0 if self.proposal is None else 1 + len(self.proposal.draft)
 
+    @property
+    def token_indices(self) -> list[int]:
+        """Which output token each sampled row predicts."""
+        first = self.sequence.context.prompt_length - 1
+        return [self.block.positions[row] - first for row in self.block.sampled]
+
 
 def branch_blocks(item: PlannedBlock) -> Iterator[Block]:
     """The auxiliary blocks of one sequence, in columns behind its own block (they are overwritten in the next step).

@@ -45,6 +45,11 @@ def noise_key(seed: int, uid: str, sample_index: int) -> NoiseKey:
     )
 
 
+def key_of_set(key: NoiseKey, index: int) -> NoiseKey:
+    """Key of one of several sets of noise of a sample (see `noise_sets`); set 0 is its ordinary noise."""
+    return key[0], key[1] ^ _signed(index * _GAMMA % 2**64)
+
+
 def _logical_shift_right(x: Int64s, bits: int) -> Int64s:
     return (x >> bits) & ((1 << (64 - bits)) - 1)
 

@@ -7,7 +7,8 @@ import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from pipeline.config import InputConfig, JobConfig
+from pipeline.config import JobConfig
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError, RowError
 from pipeline.prompts import Prompt
 

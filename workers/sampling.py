@@ -55,11 +55,15 @@ class Adapted:
 
 @dataclass(frozen=True, slots=True)
 class Picks:
-    """Picked tokens `[R]`; for inverse-CDF coupling also the interval [low, high) of the noise that picks them."""
+    """Picked tokens `[R]`; for inverse-CDF coupling also the interval [low, high) of the noise that picks them.
+
+    `sets` are the sets that the noise is of, one for each row where rows have several to choose from (`noise_sets`).
+    """
 
     token_R: Tensor
     low_R: Tensor | None = None
     high_R: Tensor | None = None
+    sets: tuple[int, ...] = ()
 
 
 def widened(logits_RV: Tensor) -> Tensor:

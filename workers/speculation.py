@@ -12,7 +12,8 @@ from typing import cast
 
 from torch import Tensor
 
-from pipeline.config import DecodingConfig, EngineConfig, Windowed
+from pipeline.config import EngineConfig
+from pipeline.decoding_config import DecodingConfig, Windowed
 from workers.drafters.base import EMPTY_PROPOSAL, BranchingDrafter, Drafter, Proposal, StepOutcome
 from workers.drafters.build import build_drafter
 from workers.model_loading import LoadedModel

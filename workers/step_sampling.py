@@ -6,6 +6,7 @@ Shape legend: S sampled rows of a step, E rows whose picks were emitted, V vocab
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,9 @@ from torch import Tensor
 
 from pipeline.config import SamplingConfig
 from workers.native import sampling as native
+from workers.noise_sets import sets_of_rows
 from workers.planned_block import PlannedBlock
-from workers.randomness import streams
+from workers.randomness import key_of_set, streams
 from workers.sampling import Picks, RowHistory, penalize, pick, widened
 from workers.sequence import Sequence
 
@@ -30,34 +32,38 @@ def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor, *, compiled: bool =
     """
     params = [item.sequence.context.sampling for item in sampled for _ in item.block.sampled]
     kinds = dict.fromkeys(params)
-    noisy = any(kind.temperature > 0 for kind in kinds)
-    stream_S = (
-        _noise(sampled, logits_SV.device)
-        if noisy
-        else torch.zeros(len(params), dtype=torch.int64, device=logits_SV.device)
-    )
     if len(kinds) == 1:
-        return pick(_penalized(sampled, logits_SV, params[0]), params[0], stream_S, compiled=compiled)
+        return _picked(sampled, logits_SV, params[0], compiled=compiled)
     token_S = torch.empty(len(params), dtype=torch.int64, device=logits_SV.device)
     bounds_2S = torch.zeros(2, len(params), dtype=torch.float64, device=logits_SV.device)
+    sets = [0] * len(params)
     for kind in kinds:
-        rows = torch.tensor([i for i, one in enumerate(params) if one == kind], device=logits_SV.device)
+        rows = [i for i, one in enumerate(params) if one == kind]
+        row_R = torch.tensor(rows, device=logits_SV.device)
         members = [item for item in sampled if item.sequence.context.sampling == kind]
-        picks = pick(_penalized(members, logits_SV[rows], kind), kind, stream_S[rows], compiled=compiled)
-        token_S[rows] = picks.token_R
+        picks = _picked(members, logits_SV[row_R], kind, compiled=compiled)
+        token_S[row_R] = picks.token_R
         if picks.low_R is not None and picks.high_R is not None:
-            bounds_2S[0, rows], bounds_2S[1, rows] = picks.low_R, picks.high_R
-    return Picks(token_S, bounds_2S[0], bounds_2S[1])
+            bounds_2S[0, row_R], bounds_2S[1, row_R] = picks.low_R, picks.high_R
+        for row, chosen in zip(rows, picks.sets, strict=False):
+            sets[row] = chosen
+    return Picks(token_S, bounds_2S[0], bounds_2S[1], tuple(sets) if any(kind.chooses_noise for kind in kinds) else ())
 
 
-def _noise(sampled: Seq[PlannedBlock], device: torch.device) -> Tensor:
+def _picked(sampled: Seq[PlannedBlock], logits_SV: Tensor, kind: SamplingConfig, *, compiled: bool) -> Picks:
+    """The picks of blocks that are all sampled alike."""
+    logits_SV = _penalized(sampled, logits_SV, kind)
+    if kind.temperature == 0.0:
+        stream_S = torch.zeros(len(logits_SV), dtype=torch.int64, device=logits_SV.device)
+        return pick(logits_SV, kind, stream_S, compiled=compiled)
     keys = [item.sequence.noise for item in sampled for _ in item.block.sampled]
-    indices = [
-        item.block.positions[row] + 1 - item.sequence.context.prompt_length
-        for item in sampled
-        for row in item.block.sampled
-    ]
-    return streams(keys, indices, device)
+    indices = [index for item in sampled for index in item.token_indices]
+    if not kind.chooses_noise:
+        return pick(logits_SV, kind, streams(keys, indices, logits_SV.device), compiled=compiled)
+    sets = sets_of_rows(sampled, logits_SV, compiled=compiled)
+    keys = [key_of_set(key, chosen) for key, chosen in zip(keys, sets, strict=True)]
+    picks = pick(logits_SV, kind, streams(keys, indices, logits_SV.device), compiled=compiled)
+    return replace(picks, sets=tuple(sets))
 
 
 def _penalized(sampled: Seq[PlannedBlock], logits_SV: Tensor, params: SamplingConfig) -> Tensor:

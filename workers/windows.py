@@ -20,7 +20,7 @@ from dataclasses import replace
 from itertools import accumulate
 from operator import itemgetter, truediv
 
-from pipeline.config import AutoConfig, Windowed
+from pipeline.decoding_config import AutoConfig, Windowed
 from workers.adaptive_window import AdaptiveWindow
 from workers.cost_model import CostModel, calibrate
 from workers.drafters.base import EMPTY_DRAFT, Draft, Proposal
@@ -30,8 +30,9 @@ from workers.window_policy import StepLoad, StepMeasure, StepRoom, WindowPolicy,
 
 _RATE = 0.05
 _CHEAP = 1.2
-_LEARN_SHARE = 0.004
-"""Of the time of steps without drafts, what the drafter may take of them to learn."""
+_LEARN_SHARE = 0.002
+"""Of the time of steps without drafts, what the drafter may take of them to learn. The candidates that it is shown cost
+about as much again."""
 _SAFETY = 0.75  # of the last threshold: candidates that score less were not worth a row, and need not be proposed
 _PRIOR_ROWS = 20.0  # accepted rows that scores are trusted for before any outcome
 _KEPT = 0.995

@@ -14,18 +14,20 @@ import yaml
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from pipeline.config import JobConfig, WorkerRange
+from pipeline.cluster_config import WorkerRange
+from pipeline.config import JobConfig
 
 HEAD = "| key | type | default | rule | meaning |\n|---|---|---|---|---|"
 _RULES = {"gt": ("above", ">"), "ge": ("at least", ">="), "lt": ("below", "<"), "le": ("at most", "<=")}
 
 
 def job_file_page() -> str:
-    """Every key of a job file, with type, default, rule and description, from `pipeline/config.py` alone."""
+    """Every key of a job file, with type, default, rule and description, from the model in `pipeline/config.py`."""
     parts = [
         "# Job file: every key\n",
-        "Made from `pipeline/config.py` when this site is built; the examples and longer explanations are in the "
-        "[README](index.md#job-file). A key that is not listed is refused, and so is a value that breaks its rule.\n",
+        "Made from the model in `pipeline/config.py` when this site is built; examples and longer explanations are in "
+        "the [README](index.md#job-file). A key that is not listed is refused, and so is a value that breaks its "
+        "rule.\n",
     ]
     for name, field in JobConfig.model_fields.items():
         parts.append(f"## {name}\n")

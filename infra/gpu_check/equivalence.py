@@ -12,8 +12,9 @@ from itertools import islice
 from pathlib import Path
 
 from jobs.preview import first_prompts
-from pipeline.config import AutoConfig, AutoregressiveConfig, DecodingConfig, EngineConfig, SamplingConfig
+from pipeline.config import EngineConfig, SamplingConfig
 from pipeline.config_io import parse_job
+from pipeline.decoding_config import AutoConfig, AutoregressiveConfig, DecodingConfig
 from workers.engine import Engine, Request
 from workers.model_loading import LoadedModel, load_model
 from workers.rendering import make_renderer

@@ -37,15 +37,10 @@ from ray.actor import ActorHandle
 from infra.scale.simulated_engine import StepTime
 from infra.scale.simulated_worker import Mark, SimulatedWorker, read_marks
 from pipeline import driver
-from pipeline.config import (
-    AutoregressiveConfig,
-    ClusterConfig,
-    InputConfig,
-    JobConfig,
-    ModelConfig,
-    OutputConfig,
-    SamplingConfig,
-)
+from pipeline.cluster_config import ClusterConfig
+from pipeline.config import JobConfig, ModelConfig, SamplingConfig
+from pipeline.data_config import InputConfig, OutputConfig
+from pipeline.decoding_config import AutoregressiveConfig
 from pipeline.preparation import prepare
 from pipeline.records import Progress
 

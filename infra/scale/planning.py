@@ -44,7 +44,8 @@ def _plan_here(pattern: str) -> dict[str, Any]:
     """What the driver does before its loop begins, with all that it imports: the plan made, written and kept."""
     from pipeline import driver  # noqa: F401
     from pipeline.commits import JobStore
-    from pipeline.config import InputConfig, JobConfig, ModelConfig, OutputConfig
+    from pipeline.config import JobConfig, ModelConfig
+    from pipeline.data_config import InputConfig, OutputConfig
     from pipeline.preparation import prepare
 
     with tempfile.TemporaryDirectory() as output:

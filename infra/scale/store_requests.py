@@ -28,7 +28,8 @@ from infra.chaos.proxy import FaultProxy, Kind
 from infra.scale.simulated_engine import StepTime
 from infra.scale.simulated_worker import REVISION, SimulatedWorker
 from pipeline.commits import JobStore
-from pipeline.config import InputConfig, JobConfig, ModelConfig, OutputConfig, SamplingConfig
+from pipeline.config import JobConfig, ModelConfig, SamplingConfig
+from pipeline.data_config import InputConfig, OutputConfig
 from pipeline.preparation import Prepared, prepare
 from pipeline.records import PartReceipt, ShardTask
 from pipeline.summary import summarise

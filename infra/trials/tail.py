@@ -20,17 +20,9 @@ import numpy as np
 import torch
 
 from jobs.bench.workload import load_workload
-from pipeline.config import (
-    AutoConfig,
-    AutoregressiveConfig,
-    DecodingConfig,
-    EngineConfig,
-    InputConfig,
-    JobConfig,
-    ModelConfig,
-    OutputConfig,
-    SamplingConfig,
-)
+from pipeline.config import EngineConfig, JobConfig, ModelConfig, SamplingConfig
+from pipeline.data_config import InputConfig, OutputConfig
+from pipeline.decoding_config import AutoConfig, AutoregressiveConfig, DecodingConfig
 from workers.engine import Engine, Request
 from workers.model_loading import LoadedModel, load_model
 

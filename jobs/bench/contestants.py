@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from jobs.bench.workload import Workload
-from pipeline.config import DecodingConfig, EngineConfig
+from pipeline.config import EngineConfig
+from pipeline.decoding_config import DecodingConfig
 from pipeline.records import AcceptanceStats
 from workers.engine import Engine, Request
 from workers.model_loading import LoadedModel

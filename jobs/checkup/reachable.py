@@ -79,11 +79,13 @@ def _cluster(address: str) -> Finding:
         return Finding(AREA, "Ray", "ok", f"{shown}: takes jobs (sevenleague submit)")
     if address != "auto":
         from jobs.ray_session import check_reachable
+        from jobs.ray_token import check_token_mode
 
         try:
             check_reachable(address)
         except (OSError, ValueError) as error:
             raise ConfigError(f"nothing answers at {shown}: {error}") from error
+        check_token_mode(address)
     resources = _resources(address)
     found = ", ".join(f"{resources.get(kind, 0):g} {kind}" for kind in ("CPU", "GPU"))
     return Finding(AREA, "Ray", "ok", f"{shown}: joined, {found}")

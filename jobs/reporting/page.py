@@ -15,6 +15,8 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from jobs.durations import duration
+
 _ASSETS = resources.files("jobs.reporting") / "assets"
 _SCRIPTS = ("echarts.min.js", "charts.js", "browser.js")
 
@@ -58,19 +60,6 @@ def percent(value: float, digits: int = 1) -> str:
 def money(value: float) -> str:
     """Dollars with as many digits as tell something: $0.0021, $12.34."""
     return f"${value:,.2f}" if value >= 1 else f"${value:.2g}"
-
-
-def duration(seconds: float) -> str:
-    """`850 ms`, `12.3 s`, `4 min 05 s`, `3 h 07 min`."""
-    if seconds < 1:
-        return f"{1000 * seconds:.0f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    if minutes < 60:
-        return f"{minutes} min {rest:02d} s"
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours:,} h {minutes:02d} min"
 
 
 def clock_time(moment: float) -> str:

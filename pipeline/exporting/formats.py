@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import pyarrow as pa
 
 from pipeline.config import JobConfig
 from pipeline.errors import ConfigError
 from pipeline.exporting import distillkit, openai_batch
 from pipeline.exporting.context import Context
-from pipeline.exporting.nested import neutral, top_k
+from pipeline.exporting.nested import top_k
 from pipeline.exporting.options import ExportOptions, FileFormat
 from pipeline.schema import MESSAGES
 
@@ -73,19 +72,20 @@ def sharegpt(table: pa.Table, context: Context) -> pa.Table:
 def axolotl_kd(table: pa.Table, context: Context) -> pa.Table:
     """`messages`, and for every token of the answer the rows `logprobs` and `target_token_ids` of its top k.
 
-    axolotl lays the rows against the end of what its chat template makes of the messages. What the template puts behind
-    the end token (`--trailing-tokens`) gets rows too, which no loss counts. An answer without an end token would get
-    one from the template, so those that were cut off are left out.
+    axolotl lays the rows against the end of what its chat template makes of the messages, and its loss compares the
+    student at place t with row t. So row t has to be of token t + 1: one more row stands at the end, beside those for
+    what the template puts behind the end token (`--trailing-tokens`). They repeat the row of the end token; the loss
+    counts one of them, for what follows the end. An answer without an end token would get one from the template, so
+    those that were cut off are left out.
     """
     ids, values = top_k(table["topk_token_ids"]), top_k(table["topk_logprobs"])
-    filler = np.arange(ids.k, dtype=np.int32), neutral(values.k, values.values_TK)
-    times = context.trailing_tokens
+    times = context.trailing_tokens + 1
     return pa.table(
         {
             "id": table["id"],
             "messages": pa.array(_conversations(table), MESSAGES),
-            "logprobs": values.followed_by(filler[1], times).to_arrow(),
-            "target_token_ids": ids.followed_by(filler[0], times).to_arrow(),
+            "logprobs": values.last_repeated(times).to_arrow(),
+            "target_token_ids": ids.last_repeated(times).to_arrow(),
         }
     )
 

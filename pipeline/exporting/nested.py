@@ -21,13 +21,14 @@ class TopK:
     def k(self) -> int:
         return int(self.values_TK.shape[1])
 
-    def followed_by(self, filler_K: NDArray[Any], times: int) -> TopK:
-        """With so many more tokens at the end of each row.
+    def last_repeated(self, times: int) -> TopK:
+        """With the last token of each row so many times more.
 
-        Worked example: rows [[a]] and [[b], [c]] followed by [z] once are [[a], [z]] and [[b], [c], [z]].
+        Worked example: rows [[a]] and [[b], [c]] with the last repeated once are [[a], [a]] and [[b], [c], [c]].
         """
-        ends = np.repeat(np.cumsum(self.counts), times)
-        return TopK(self.counts + times, np.insert(self.values_TK, ends, filler_K, axis=0))
+        repeats = np.ones(len(self.values_TK), np.int64)
+        repeats[np.cumsum(self.counts) - 1] += times
+        return TopK(self.counts + times, np.repeat(self.values_TK, repeats, axis=0))
 
     def to_arrow(self) -> pa.ListArray:
         tokens = pa.ListArray.from_arrays(

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from pipeline.config import AutoConfig, AutoregressiveConfig, EngineConfig, ModelConfig, SamplingConfig
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import AutoConfig, AutoregressiveConfig
 from tests.workers.flash_reference import reference_flash
 from tests.workers.test_cuda_graphs import decode_steps, filled
 from tests.workers.test_varlen_attention import mixed_step

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from pipeline.config import ClusterConfig
+from pipeline.cluster_config import ClusterConfig
 from pipeline.config_io import parse_job
 
 ROOT = Path(__file__).parents[2]

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from jobs.ray_session import ray_cluster
-from pipeline.config import ClusterConfig
+from pipeline.cluster_config import ClusterConfig
 
 
 @pytest.mark.ray

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs.cli import main
-from jobs.estimate import Calibration, PromptFigures, calibration_lines, duration, projected, prompt_lines, size
+from jobs.estimate import Calibration, PromptFigures, calibration_lines, projected, prompt_lines, size
 from pipeline.config import JobConfig
 from pipeline.config_io import parse_job
 
@@ -41,7 +41,7 @@ def test_an_estimate_in_sentences() -> None:
     )
     assert list(calibration_lines(config, 5000, MEASURED)) == [
         "Calibration on this CPU with 2 threads: 100.0 tokens/s in 9.0 s, 1.50 tokens a step; 3 samples ended.",
-        "Expected, if workers are as fast as this machine: 300 tokens a sample, 8 h 20 min with 1 worker, 2 h 5 min "
+        "Expected, if workers are as fast as this machine: 300 tokens a sample, 8 h 20 min with 1 worker, 2 h 05 min "
         "with 4 workers; 8.33 worker-hours.",
         "That is 8.33 GPU-hours.",
         "Size of the output: about 2 MB.",
@@ -58,13 +58,6 @@ def test_prompts_in_sentences() -> None:
     cutting = job("input.on_too_long=truncate_left")
     assert "they lose their oldest tokens" in [*prompt_lines(cutting, figures)][1]
     assert (figures.served_share(job()), figures.served_share(cutting)) == (99 / 103, 100 / 103)
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (200, "3 min 20 s"), (4000, "1 h 6 min")]
-)
-def test_durations(seconds: float, text: str) -> None:
-    assert duration(seconds) == text
 
 
 @pytest.mark.parametrize(("num_bytes", "text"), [(12, "12 B"), (2_500_000, "2.5 MB"), (3.2e12, "3.2 TB")])

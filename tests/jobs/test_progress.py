@@ -95,5 +95,5 @@ def test_a_live_display_on_a_terminal() -> None:
         show(progress(0, 0, 0))
         show(progress(10, 20, 200))
     shown = stream.getvalue()
-    for text in ("20 of 100 rows", "1 failed", "ETA 0:40", "20.0 tokens/s", "1.67 tokens per step", "worker-1"):
+    for text in ("20 of 100 rows", "1 failed", "ETA 40.0 s", "20.0 tokens/s", "1.67 tokens per step", "worker-1"):
         assert text in shown, text

@@ -17,7 +17,7 @@ from jobs.reporting.clock import Clock, make_clock, spread
 from jobs.reporting.comparison import compare_samples, compared_groups, differing_settings
 from jobs.reporting.contents import chart_figures, report
 from jobs.reporting.cost import cost_of
-from jobs.reporting.page import duration, money, safe_json
+from jobs.reporting.page import money, safe_json
 from jobs.reporting.row_figures import histogram, row_figures
 from jobs.reporting.samples import packed, read_samples
 from jobs.reporting.stored_job import StoredJob, read_job
@@ -237,12 +237,5 @@ def test_the_library_is_the_one_that_its_maker_published() -> None:
     assert "Apache Software Foundation" in (assets / "echarts.NOTICE").read_text()
 
 
-def test_how_figures_are_written() -> None:
-    assert [duration(s) for s in (0.85, 12.34, 59.99, 245.0, 11220.0)] == [
-        "850 ms",
-        "12.3 s",
-        "60.0 s",
-        "4 min 05 s",
-        "3 h 07 min",
-    ]
+def test_how_money_is_written() -> None:
     assert [money(value) for value in (0.00214, 0.5, 12.345, 12345.6)] == ["$0.0021", "$0.5", "$12.35", "$12,345.60"]

@@ -46,9 +46,9 @@ SLOW = {
 }
 
 
-@pytest.fixture(scope="module")
-def token() -> Iterator[None]:
-    """A token of these tests' own, known to the head and to the commands; the user's is neither read nor made."""
+@contextlib.contextmanager
+def ray_token(token: str) -> Iterator[None]:
+    """A token for a head that starts meanwhile and for commands; the user's is neither read nor made."""
     from ray._raylet import AuthenticationTokenLoader, Config
 
     def read_again() -> None:
@@ -57,16 +57,29 @@ def token() -> Iterator[None]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_AUTH_MODE", "token")
-        patch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+        patch.setenv("RAY_AUTH_TOKEN", token)
         read_again()
         yield
     read_again()
 
 
 @pytest.fixture(scope="module")
-def head(token: None) -> Iterator[str]:
-    """The HTTP address of a Ray head of its own: own ports, own folder, ended by the ids of its own processes."""
+def token() -> Iterator[None]:
+    with ray_token(secrets.token_hex(32)):
+        yield
+
+
+@pytest.fixture(scope="module")
+def ports() -> tuple[int, int]:
+    """Of a head: the one of the cluster, and the one of the dashboard, which takes jobs."""
     gcs, dashboard = free_ports(2)
+    return gcs, dashboard
+
+
+@pytest.fixture(scope="module")
+def head(token: None, ports: tuple[int, int]) -> Iterator[str]:
+    """The HTTP address of a Ray head of its own: own ports, own folder, ended by the ids of its own processes."""
+    gcs, dashboard = ports
     options = {
         "port": gcs,
         "node-ip-address": "127.0.0.1",
@@ -311,6 +324,30 @@ def test_mistakes_show_before_anything_is_sent(
 def test_doctor_reaches_the_head(head: str, tiny_model_dir: Callable[[str], Path]) -> None:
     (ray,) = [found for found in findings(None, str(tiny_model_dir("llama")), head) if found.name == "Ray"]
     assert (ray.state, ray.found) == ("ok", f"{head}: takes jobs (sevenleague submit)")
+
+
+@pytest.mark.ray
+def test_who_has_not_the_token_is_told_at_once(
+    head: str,
+    ports: tuple[int, int],
+    make_job: MakeJob,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    remedy = "set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN or ~/.ray/auth_token to the token of the cluster"
+    with ray_token(secrets.token_hex(32)):
+        code, _, said = call(capsys, "submit", make_job(PROMPTS).file, "--address", head)
+    assert (code, said) == (
+        ExitCode.USER_ERROR,
+        f"sevenleague: --address must be of a Ray cluster whose token is set here, got {head!r}: {remedy}\n",
+    )
+    monkeypatch.delenv("RAY_AUTH_MODE")
+    address = f"127.0.0.1:{ports[0]}"
+    code, _, said = call(capsys, "run", make_job(PROMPTS, cluster={"address": address}).file)
+    assert (code, said) == (
+        ExitCode.USER_ERROR,
+        f"sevenleague: cluster.address must be of a Ray cluster whose token is set here, got {address!r}: {remedy}\n",
+    )
 
 
 def test_exit_codes_are_those_of_the_job() -> None:

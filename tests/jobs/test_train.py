@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from rich.console import Console
@@ -19,6 +20,8 @@ from jobs.train import _explained, chosen_arms, run_training
 from jobs.train_progress import TrainDisplay, train_display
 from pipeline.errors import ConfigError, PermanentError
 from pipeline.train_config import arms_of, parse_train
+
+from .conftest import write_prompts
 
 MakeJob = Callable[..., Any]
 
@@ -38,6 +41,12 @@ def train_data(model: Path, **sections: Any) -> dict[str, Any]:
 def write(path: Path, data: dict[str, Any]) -> Path:
     path.write_text(yaml.safe_dump(data))
     return path
+
+
+def column(output: Path, name: str) -> list[Any]:
+    """A column of an output, in order of ids."""
+    table = pq.read_table(output / "data", columns=["id", name])
+    return [value for _, value in sorted(zip(*(table[key].to_pylist() for key in ("id", name)), strict=True))]
 
 
 def refusal(capsys: pytest.CaptureFixture[str], *arguments: str | Path) -> str:
@@ -184,6 +193,42 @@ def test_a_base_that_did_not_make_the_data_is_refused(
         train_arm(arm, Place(str(tmp_path / "out"), torch.device("cpu")))
 
 
+def test_outputs_make_a_draft_model_and_its_adapter(
+    make_job: MakeJob, run_here: Any, tmp_path: Path, tiny_model_dir: Callable[[str], Path]
+) -> None:
+    """Generate, train a smaller model and its adapter on that, draft with both: all in the tokens of the first."""
+    import torch
+    from transformers import AutoTokenizer
+
+    from workers.ptp.arms import Place, train_arm, train_base
+
+    coupled = {"coupling": "inverse_cdf", "max_tokens": 6}
+    prompts = write_prompts(tmp_path / "prompts.parquet", ["one", "two", "three", "four", "five", "six"])
+    job = make_job(prompts, output={"extras": ["token_ids", "cdf"]}, sampling=coupled)
+    run_here(job)
+    shape = {"hidden": 32, "layers": 1, "heads": 2, "intermediate": 48, "context": 64}
+    pretrain = {"shape": shape, "sequence_length": 32, "training": {"steps": 30, "eval_every": 30, "lr": 1e-2}}
+    outputs = {"outputs": str(job.output), "teacher": "any", "held_out": 0.5}
+    data = train_data(tmp_path, base={"pretrain": pretrain}, data=outputs)
+    (arm, _) = arms_of(parse_train(data))
+    place = Place(str(tmp_path / "draft"), torch.device("cpu"))
+    train_base(arm.config, place)
+    (figures,) = run_training(parse_train(data), [], place.output)
+    assert figures["steps"] == 30
+    made, teachers = (AutoTokenizer.from_pretrained(path) for path in (place.path("base"), tiny_model_dir("llama")))
+    assert made.get_vocab() == teachers.get_vocab()
+    assert train_arm(arm, place)["steps"] == 6
+    ptp = {"strategy": "ptp", "adapter": place.path("o", "adapter"), "model": place.path("base")}
+    for decoding in (ptp, {"strategy": "draft_model", "model": place.path("base")}):
+        again = make_job(prompts, decoding["strategy"], sampling=coupled, decoding=decoding)
+        run_here(again)
+        assert column(again.output, "completion_token_ids") == column(job.output, "completion_token_ids")
+        assert sum(column(again.output, "num_draft_tokens")) > 0
+
+    with pytest.raises(ConfigError, match=r"data.teacher must be any where base.pretrain learns from data.outputs"):
+        parse_train({**data, "data": {"outputs": str(job.output)}})
+
+
 def test_mistakes_that_show_before_ray(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, tiny_model_dir: Callable[[str], Path]
 ) -> None:
@@ -245,5 +290,5 @@ def test_progress_without_and_with_a_terminal() -> None:
         live.live.refresh()
     assert "o (2 of 3)" in screen.getvalue()
     assert "6 of 10 steps" in screen.getvalue()
-    assert "ETA 0:08" in screen.getvalue()
+    assert "ETA 8.0 s" in screen.getvalue()
     assert "correct 1.250" in screen.getvalue()

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipeline.config import LookaheadConfig, SuffixConfig
 from pipeline.config_io import dump_job, load_job, parse_job
+from pipeline.decoding_config import LookaheadConfig, SuffixConfig
 from pipeline.errors import ConfigError
 
 BASE: dict[str, Any] = {"model": "m", "input": "x.parquet", "output": "out"}

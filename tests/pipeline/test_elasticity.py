@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import ClusterConfig
+from pipeline.cluster_config import ClusterConfig
 from pipeline.config_io import parse_job
 from pipeline.elasticity import SHORTAGE_PERIOD_S, ShortageNotice, check_resources, room_on
 from pipeline.errors import ConfigError

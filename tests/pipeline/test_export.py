@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 from collections import Counter
@@ -134,14 +135,44 @@ def test_openai_batch_is_what_the_client_reads(tmp_path: Path) -> None:
     assert completion.choices[0].message.content == "first"
 
 
-def test_axolotl_has_a_row_for_each_token_and_what_the_template_adds(tmp_path: Path) -> None:
+def test_axolotl_has_a_row_for_each_token_and_what_follows(tmp_path: Path) -> None:
     records = [answer("a"), answer("b", finish_reason="length")]
     result, (row,) = exported(tmp_path, records, "axolotl_kd", trailing_tokens=1)
     assert set(row) == {"id", "messages", "logprobs", "target_token_ids"}
-    assert row["target_token_ids"] == [[1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [0, 1]]
-    assert row["logprobs"][:5] == [[-0.5, -1.5]] * 5
-    assert np.allclose(np.exp(row["logprobs"][5]), 0.5)
+    assert row["target_token_ids"] == [[1, 2], [2, 3], [3, 4], [4, 5], [5, 6], [5, 6], [5, 6]]
+    assert row["logprobs"] == [[-0.5, -1.5]] * 7
     assert left_out(result) == [1], "cut off: the end token would be the template's"
+
+
+def test_axolotl_trains_on_it(tmp_path: Path, tiny_tokenizer_dir: Path) -> None:
+    """Its own strategy reads the rows, and its own loss is 0 for a student that has the teacher's distributions."""
+    strategies = pytest.importorskip("axolotl.prompt_strategies")
+    torch = pytest.importorskip("torch")
+    loss = pytest.importorskip("axolotl.integrations.kd.topk_logprob.forward_kl").loss
+    config = importlib.import_module("axolotl.utils.dict").DictDefault
+    tokenizer = importlib.import_module("transformers").AutoTokenizer.from_pretrained(tiny_tokenizer_dir)
+    text = "The dog sleeps; the fox runs on."
+    ids = (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)
+    topk = {"topk_token_ids": [(token, 7) for token in ids], "topk_logprobs": [(-0.5, -1.5)] * len(ids)}
+    record = answer("a", text, **of_tokens(len(ids)), **topk, token_logprobs=(-0.5,) * len(ids))
+    _, (row,) = exported(tmp_path, [record], "axolotl_kd", trailing_tokens=1)
+    ours = config({"field_messages": "messages", "logprobs_field": "logprobs", "chat_template": "tokenizer_default"})
+    strategy = strategies.load(
+        "axolotl.integrations.kd.chat_template",
+        tokenizer,
+        config({"sequence_len": 512, "train_on_inputs": False}),
+        ours,
+    )
+    sample = strategy.tokenize_prompt(row)
+    places = [place for place, label in enumerate(sample["labels"]) if label != -100]
+    assert tuple(sample["input_ids"][place] for place in places) == ids
+    assert [sample["target_token_ids"][place][0] for place in places[:-1]] == list(ids[1:])
+    logits = torch.full((1, len(sample["input_ids"]), len(tokenizer)), -30.0)
+    for place in places:
+        following = sample["input_ids"][place + 1] if place != places[-1] else tokenizer.eos_token_id
+        logits[0, place, [following, 7]] = torch.tensor([-0.5, -1.5])
+    targets = [torch.tensor([sample[f"target_{name}"]]) for name in ("token_ids", "logprobs", "mask")]
+    assert float(loss(logits, *targets)) == pytest.approx(0, abs=1e-5)
 
 
 @pytest.mark.parametrize("length", [None, 9])
@@ -374,8 +405,8 @@ def test_a_digest_tells_where_texts_end() -> None:
 
 def test_top_k_of_a_slice() -> None:
     column = pa.chunked_array([pa.array([[[9.0, 9.0]], [[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]])]).slice(1)
-    followed = top_k(column).followed_by(np.array([7.0, 8.0]), 1)
-    assert followed.to_arrow().to_pylist() == [[[1, 2], [7, 8]], [[3, 4], [5, 6], [7, 8]]]
+    repeated = top_k(column).last_repeated(2)
+    assert repeated.to_arrow().to_pylist() == [[[1, 2]] * 3, [[3, 4], *[[5, 6]] * 3]]
 
 
 def test_memory_does_not_grow_with_rows(tmp_path: Path) -> None:

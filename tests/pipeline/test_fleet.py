@@ -22,11 +22,11 @@ def test_what_a_worker_has_not_handed_in_yet() -> None:
 
 def test_a_worker_that_was_told_to_end_takes_no_tasks() -> None:
     worker = Worker(0, is_ready=True, progress=SEEN)
-    assert (worker.takes_tasks, worker.is_idle, worker.is_placed) == (True, True, True)
+    assert (worker.takes_tasks, worker.is_placed) == (True, True)
     worker.progress = replace(SEEN, state="draining")
-    assert (worker.takes_tasks, worker.is_idle) == (False, False)
+    assert not worker.takes_tasks
     worker = Worker(0, is_ready=True, progress=SEEN, has_given_back=True)
-    assert (worker.takes_tasks, worker.is_idle) == (False, False), "its progress may be a second old"
+    assert not worker.takes_tasks, "its progress may be a second old"
     assert Worker(1).shown(is_draining=False).state == "loading"
 
 

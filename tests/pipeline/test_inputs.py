@@ -6,7 +6,7 @@ from pathlib import Path
 import datasets
 import pytest
 
-from pipeline.config import InputConfig
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError, PermanentError
 from pipeline.inputs import _labels, _suffix, find_inputs, open_dataset
 from tests.pipeline.makers import write_jsonl, write_parquet

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import InputConfig, SamplingConfig
+from pipeline.config import SamplingConfig
 from pipeline.config_io import parse_job
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError, RowError
 from pipeline.prompts import make_prompt, stored_columns, stored_prompt
 from pipeline.row_settings import sampling_of, tools_of

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from pipeline.config import DecodingConfig, EngineConfig, ModelConfig
+from pipeline.config import EngineConfig, ModelConfig
+from pipeline.decoding_config import DecodingConfig
 from pipeline.errors import ConfigError
 from workers.engine import Engine, Request
 from workers.model_loading import LoadedModel

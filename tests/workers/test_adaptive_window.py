@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipeline.config import SuffixConfig
+from pipeline.decoding_config import SuffixConfig
 from tests.workers.drafting import chain, load, proposals
 from workers.adaptive_window import AdaptiveWindow
 from workers.drafters.base import EMPTY_DRAFT

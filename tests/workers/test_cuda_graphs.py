@@ -13,15 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.config import (
-    AutoConfig,
-    AutoregressiveConfig,
-    DecodingConfig,
-    EngineConfig,
-    LookaheadConfig,
-    ModelConfig,
-    SamplingConfig,
-)
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import AutoConfig, AutoregressiveConfig, DecodingConfig, LookaheadConfig
 from pipeline.errors import ConfigError
 from tests.workers.flash_reference import reference_flash
 from workers import cuda_graphs, varlen_steps

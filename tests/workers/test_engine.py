@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipeline.config import AutoConfig, AutoregressiveConfig, EngineConfig, ModelConfig, RecyclingConfig, SamplingConfig
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import AutoConfig, AutoregressiveConfig, RecyclingConfig
 from pipeline.errors import RowError
 from workers.engine import Engine, Request
 from workers.model_loading import LoadedModel, load_model

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config import AutoregressiveConfig, EngineConfig, ModelConfig, SamplingConfig
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import AutoregressiveConfig
 from pipeline.errors import RowError
 from pipeline.logs import current_trace, tracing
 from workers.engine import Engine, Request
@@ -91,25 +92,28 @@ def test_only_the_request_that_makes_the_model_raise_fails(
     assert len(after) == 1
 
 
-def test_what_the_engine_says_of_requests_carries_their_traces(thread: EngineThread) -> None:
+def test_what_the_engine_says_of_requests_carries_their_traces(
+    thread: EngineThread, caplog: pytest.LogCaptureFixture
+) -> None:
     said: list[tuple[str, str]] = []
 
     class Listener(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             said.append((current_trace(), record.getMessage().partition(":")[0]))
 
-    log = logging.getLogger("workers.engine_thread")
-    listener, level = Listener(), log.level
-    log.addHandler(listener)
-    log.setLevel(logging.INFO)
+    listener = Listener()
+    loggers = [logging.getLogger(f"workers.{name}") for name in ("engine_thread", "in_flight")]
+    for logger in loggers:
+        logger.addHandler(listener)
+        caplog.set_level(logging.INFO, logger.name)
     with tracing("00001-ab12cd34-1"):
         bad = thread.submit(Request("bad", (5, *POISON), SAMPLING))
     with tracing("00002-ab12cd34-1"):
         good = thread.submit(requests(1)[0])
     assert isinstance(bad.exception(timeout=60), RowError)
     good.result(timeout=60)
-    log.removeHandler(listener)
-    log.setLevel(level)
+    for logger in loggers:
+        logger.removeHandler(listener)
     assert said[0][0] in ("00001-ab12cd34-1", "00001-ab12cd34-1,00002-ab12cd34-1")  # as they had come in by then
     assert said[0][1] == "the engine raised; finding the request that caused it"
     assert said[1:] == [("00001-ab12cd34-1", "the request bad failed")]
@@ -169,7 +173,8 @@ def test_a_step_that_does_not_end_shows_as_a_stall(
 
 def test_an_engine_that_cannot_be_renewed_ends_the_process(tiny_model_dir: Callable[[str], Path]) -> None:
     code = f"""
-from pipeline.config import AutoregressiveConfig, EngineConfig, ModelConfig, SamplingConfig
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import AutoregressiveConfig
 from workers.engine import Engine, Request
 from workers.engine_thread import EngineThread
 from workers.model_loading import load_model

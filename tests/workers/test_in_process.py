@@ -13,15 +13,17 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 
-from pipeline.config import ModelConfig, SamplingConfig, SuffixConfig
+from pipeline.config import ModelConfig, SamplingConfig
 from pipeline.config_io import parse_job
+from pipeline.decoding_config import SuffixConfig
 from pipeline.errors import ConfigError, PermanentError
 from pipeline.parts import read_part_rows
 from pipeline.records import ShardTask
 from pipeline.shards import plan
 from workers.actor import GenerationWorker
 from workers.engine import Request
-from workers.in_process import Engine, GenerateProgress, Generation
+from workers.generation import GenerateProgress, Generation
+from workers.in_process import Engine
 
 QUESTION = [{"role": "user", "content": "Why boots?"}]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from workers.latch import LONGEST_STRETCH, LOOK_TOKENS, WARM_UP_TOKENS, Latch, margin
+from workers.latch import LONGEST_STRETCH, LOOK_TOKENS, WARM_UP_TOKENS, Latch, hopeless, margin
 
 
 def latch_of(*, cheap: bool = True) -> Latch:
@@ -43,8 +43,8 @@ def test_drafts_that_win_less_than_they_cost_elsewhere_are_off() -> None:
 
 
 def test_the_margin_of_the_worked_example() -> None:
-    assert margin(16, 48) == pytest.approx(1.075)
-    assert margin(16, 1600) == pytest.approx(1.003, abs=1e-4)
+    assert margin(16, 48) == pytest.approx(1.0375)
+    assert margin(16, 1600) == pytest.approx(1.0015, abs=1e-4)
     assert margin(16, 0) == 1.0
 
 
@@ -96,4 +96,16 @@ def test_where_rows_are_dear_it_begins_without_drafts_while_the_drafter_learns()
     assert not latch.warming_up(8)
     sides = simulate(latch, 1000, gain=1.3)
     assert all(sides[1:])
-    assert sum(simulate(latch_of(cheap=False), 1000, gain=0.9)) < 50
+
+
+def test_the_clearer_a_loss_the_fewer_steps_go_into_looking() -> None:
+    """Of 1,000 steps at 8 sequences a look takes 16: a small loss is looked at four times, an evident one twice and not
+    to the end."""
+    looked = [sum(simulate(latch_of(cheap=False), 1000, gain=gain)) for gain in (0.95, 0.85, 0.7, 0.5)]
+    assert looked[0] == 4 * LOOK_TOKENS // 8
+    assert looked[3] <= looked[2] <= looked[1] < 2 * LOOK_TOKENS // 8
+
+
+def test_what_is_hopeless_after_some_steps_of_a_look() -> None:
+    assert hopeless(16) == pytest.approx(0.7)
+    assert hopeless(64) == pytest.approx(0.85)

@@ -11,7 +11,8 @@ import torch
 from numpy.typing import NDArray
 from transformers import AutoModelForCausalLM
 
-from pipeline.config import AutoConfig, EngineConfig, ModelConfig, SamplingConfig, SuffixConfig
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import AutoConfig, SuffixConfig
 from workers.engine import Engine, Request, SampleResult
 from workers.model_loading import load_model
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config import AutoConfig, AutoregressiveConfig, DecodingConfig, EngineConfig, ModelConfig, SamplingConfig
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
 from pipeline.config_io import parse_job
+from pipeline.decoding_config import AutoConfig, AutoregressiveConfig, DecodingConfig
 from pipeline.errors import RowError, TransientError
 from workers import actor, kv_cache
 from workers.engine import Engine, Request, SampleResult

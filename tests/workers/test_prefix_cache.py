@@ -14,7 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from pipeline.config import AutoConfig, EngineConfig, ModelConfig, SamplingConfig
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import AutoConfig
 from tests.conftest import TINY_MODELS
 from workers.engine import Engine, Request, SampleResult
 from workers.kv_cache import KVCache

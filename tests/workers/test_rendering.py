@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from pipeline.config import InputConfig
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError, RowError
 from pipeline.prompts import Prompt
 from workers.rendering import Renderer

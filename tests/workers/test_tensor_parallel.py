@@ -17,15 +17,8 @@ import pytest
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig as HFConfig
 
-from pipeline.config import (
-    AutoConfig,
-    AutoregressiveConfig,
-    DecodingConfig,
-    EngineConfig,
-    LookaheadConfig,
-    ModelConfig,
-    SamplingConfig,
-)
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import AutoConfig, AutoregressiveConfig, DecodingConfig, LookaheadConfig
 from pipeline.errors import ConfigError
 from tests.workers.replica import Replica, decode
 from workers.engine import Request

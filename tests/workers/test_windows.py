@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipeline.config import AutoConfig, ModelConfig, SuffixConfig
+from pipeline.config import ModelConfig
+from pipeline.decoding_config import AutoConfig, SuffixConfig
 from tests.workers.drafting import chain, drafts, load, proposals
 from workers.adaptive_window import AdaptiveWindow
 from workers.cost_model import Calibration, CostModel
@@ -135,7 +136,7 @@ def measured(step_load: object, total_s: float, emitted: int, draft_s: float = 0
 
 def test_drafts_that_lose_are_switched_off_while_the_drafter_goes_on_learning_now_and_then() -> None:
     """The cost model says that drafts are free; the clock says that steps with drafts take more than twice as long.
-    Learning takes 0.44 ms, ten times its share of a plain step of 11 ms."""
+    Learning takes 0.44 ms, twenty times its share of a plain step of 11 ms."""
     policy = controller()
     step = load(4, 100)
     drafting, learning = [], []
@@ -148,7 +149,7 @@ def test_drafts_that_lose_are_switched_off_while_the_drafter_goes_on_learning_no
     assert all(drafting[:32])
     assert sum(drafting[200:]) < 40
     resting = [learns for drafts, learns in zip(drafting[200:], learning[200:], strict=True) if not drafts]
-    assert sum(resting) / len(resting) == pytest.approx(1 / 10, abs=0.02)
+    assert sum(resting) / len(resting) == pytest.approx(1 / 20, abs=0.01)
 
 
 def test_steps_with_prompt_rows_say_nothing_about_drafts() -> None:

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from pipeline import metrics
-from pipeline.config import AutoConfig, EngineConfig, ModelConfig, SamplingConfig
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import AutoConfig
 from pipeline.metrics import WORKER_METRICS, Metric
 from workers.engine import Engine, Request
 from workers.engine_thread import EngineThread

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pipeline.config import SamplingConfig
 from workers.kv_cache import Slot
-from workers.randomness import NoiseKey
+from workers.randomness import NoiseKey, key_of_set
 
 GREEDY = SamplingConfig(temperature=0.0)
 
@@ -28,7 +28,8 @@ class DraftContext:
     """The drafter's view of one running sample. Read only for drafters.
 
     `key` is unique among all samples that an engine ever runs; `group` is shared by the samples of one prompt. `tokens`
-    is prompt + output, so `tokens[-1]` is the pending token. `sampling` and `noise` say how its tokens are picked.
+    is prompt + output, so `tokens[-1]` is the pending token. `sampling` and `noise` say how its tokens are picked;
+    `noise_sets` names the set of noise of each output token, where there are several (see `workers/noise_sets.py`).
     `slot` is where the target keeps keys and values of all tokens but the pending one (None while the sample waits).
     """
 
@@ -39,6 +40,21 @@ class DraftContext:
     sampling: SamplingConfig = GREEDY
     noise: NoiseKey = (0, 0)
     slot: Slot | None = None
+    noise_sets: list[int] = field(default_factory=list)
+
+    def noise_at(self, index: int, guess: int = 0) -> NoiseKey:
+        """Key of the noise that picks output token `index`. Which set a stretch takes is open until its first token:
+        then it is `guess`.
+        """
+        if not self.sampling.chooses_noise:
+            return self.noise
+        began = index - index % self.sampling.noise_stretch
+        return key_of_set(self.noise, self.noise_sets[began] if began < len(self.noise_sets) else guess)
+
+    @property
+    def until_choice(self) -> int:
+        """How many of the next tokens still come before the next stretch, where there are several sets of noise."""
+        return (self.prompt_length - len(self.tokens)) % self.sampling.noise_stretch
 
 
 @dataclass(frozen=True, slots=True)

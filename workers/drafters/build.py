@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import assert_never
 
-from pipeline.config import (
+from pipeline.config import EngineConfig
+from pipeline.decoding_config import (
     AutoConfig,
     AutoregressiveConfig,
     DecodingConfig,
     DraftModelConfig,
-    EngineConfig,
     JacobiConfig,
     LookaheadConfig,
     PromptLookupConfig,

@@ -31,7 +31,7 @@ class AcceptanceByDepth:
         """The same tree with estimated scores: the product of the acceptance rates along the path."""
         scores: list[float] = []
         for parent, (_, claimed, bucket) in zip(draft.parents, self._claims(draft), strict=True):
-            scores.append(min(1.0, claimed * bucket.scale) * (scores[parent] if parent >= 0 else 1.0))
+            scores.append(bucket.chance(claimed) * (scores[parent] if parent >= 0 else 1.0))
         return replace(draft, scores=tuple(scores))
 
     def record(self, outcome: StepOutcome) -> None:

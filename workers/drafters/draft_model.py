@@ -10,17 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
-from operator import mul
 
 from torch import Tensor
 
 from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
 from pipeline.errors import ConfigError
 from workers.blocks import Block, prompt_block
-from workers.drafters.base import EMPTY_PROPOSAL, Draft, DraftContext, Proposal, StepOutcome
+from workers.drafters.base import EMPTY_PROPOSAL, DraftContext, Proposal, StepOutcome
 from workers.drafters.draft_cache import DraftCache
-from workers.drafters.growth import Buckets, Claim, grade_chain
+from workers.drafters.growth import Buckets, Claim, grade_chain, likely_chain
 from workers.kv_cache import Slot
 from workers.model_loading import LoadedModel, load_model
 from workers.model_runner import ModelRunner
@@ -129,19 +127,18 @@ class DraftModelDrafter:
         for (_, sample), token, prob in zip(items, token_C, prob_C, strict=True):
             bucket = self._buckets.of()[int(prob * 4)]
             sample.chain.append((token, prob, bucket))
-            sample.score *= min(1.0, prob * bucket.scale)
+            sample.score *= bucket.chance(prob)
 
     def _pick(
         self, logits_CV: Tensor, sampling: SamplingConfig, items: Sequence[tuple[DraftContext, _Sample]]
     ) -> tuple[list[int], list[float]]:
         """What the target would pick from these logits (penalties aside), and how likely that is."""
-        noise = [context.noise for context, _ in items]
         indices = [len(context.tokens) - context.prompt_length + len(sample.chain) for context, sample in items]
+        noise = [context.noise_at(index) for (context, _), index in zip(items, indices, strict=True)]
         token_C = pick(logits_CV, sampling, streams(noise, indices, logits_CV.device)).token_R
         probs_CV = (logits_CV / (sampling.temperature or 1.0)).softmax(-1)
         return token_C.tolist(), probs_CV.gather(1, token_C[:, None])[:, 0].tolist()
 
     def _proposal(self, sample: _Sample, min_score: float) -> Proposal:
-        scores = accumulate((min(1.0, claimed * bucket.scale) for _, claimed, bucket in sample.chain), mul)
-        kept = [(token, s) for (token, _, _), s in zip(sample.chain, scores, strict=True) if s >= min_score]
-        return Proposal(Draft.chain(tuple(token for token, _ in kept), self.name, tuple(s for _, s in kept)))
+        chances = [bucket.chance(claimed) for _, claimed, bucket in sample.chain]
+        return Proposal(likely_chain(sample.chain, chances, min_score, self.name))

@@ -10,6 +10,8 @@ from __future__ import annotations
 from bisect import insort
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import mul
 from typing import Generic, Protocol, TypeVar
 
 from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, Draft, DraftContext, Proposal
@@ -44,6 +46,10 @@ class Bucket:
             self.hits /= 2
         self.scale = (self.hits + _PRIOR_WEIGHT) / (self.expected + _PRIOR_WEIGHT)
 
+    def chance(self, claimed: float) -> float:
+        """How likely a claim comes true."""
+        return min(1.0, claimed * self.scale)
+
 
 class Buckets:
     """Buckets by kind, made when first asked for: one for each quarter of the claimed probability.
@@ -72,6 +78,13 @@ def grade_chain(chain: Iterable[Claim], emitted: Sequence[int]) -> None:
         bucket.record(claimed, token == true_token)
         if token != true_token:
             return
+
+
+def likely_chain(chain: Iterable[Claim], chances: Iterable[float], least_score: float, drafter: str) -> Draft:
+    """A chain as far as it scores `least_score`; the score of a node is the product of the chances up to it."""
+    scores = accumulate(chances, mul)
+    kept = [(token, score) for (token, _, _), score in zip(chain, scores, strict=True) if score >= least_score]
+    return Draft.chain(tuple(token for token, _ in kept), drafter, tuple(score for _, score in kept))
 
 
 State = TypeVar("State")

@@ -45,11 +45,11 @@ class MergedDrafter:
             drafter.finish(context)
 
 
-def _merged(chain: Draft, tree: Draft) -> Draft:
-    """Worked example, chain b c, tree b d (two nodes below each other): b, c, d with parents -1, 0, 0."""
+def _merged(first: Draft, second: Draft) -> Draft:
+    """Worked example, first b c, second b d (two nodes below each other): b, c, d with parents -1, 0, 0."""
     builder = TreeBuilder()
-    builder.insert(chain.tokens, chain.scores, chain.drafters[0] if len(chain) else "", len(chain))
-    node: list[int] = []
-    for token, parent, score, drafter in zip(tree.tokens, tree.parents, tree.scores, tree.drafters, strict=True):
-        node.append(builder.add(-1 if parent < 0 else node[parent], token, score, drafter))
+    for tree in (first, second):
+        node: list[int] = []
+        for token, parent, score, drafter in zip(tree.tokens, tree.parents, tree.scores, tree.drafters, strict=True):
+            node.append(builder.add(-1 if parent < 0 else node[parent], token, score, drafter))
     return builder.build()

@@ -15,9 +15,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
-from operator import mul
 
 import torch
 from torch import Tensor
@@ -25,9 +22,10 @@ from torch import Tensor
 from pipeline.adapter_config import AdaptConfig
 from pipeline.config import SamplingConfig
 from workers.blocks import prompt_block, slot_block
-from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, Branch, Draft, DraftContext, Proposal, StepOutcome
+from workers.drafters.base import EMPTY_DRAFT, Branch, Draft, DraftContext, Proposal, StepOutcome
 from workers.drafters.draft_cache import DraftCache
-from workers.drafters.growth import Buckets, Claim, grade_chain
+from workers.drafters.growth import Buckets, Claim
+from workers.drafters.ptp_windows import Guesses, Window, next_windows
 from workers.kv_cache import Slot
 from workers.model_runner import ModelRunner
 from workers.ptp.adapter import Adapter
@@ -38,29 +36,6 @@ from workers.step_sampling import top_candidates
 logger = logging.getLogger(__name__)
 
 _YIELD_RATE = 0.02  # of the running mean of accepted drafts per step that had some
-
-
-@dataclass(frozen=True, slots=True)
-class _Window:
-    """Slots for a sample, the first of which predicts token `target` of prompt and output, after `last_token`."""
-
-    context: DraftContext
-    target: int
-    last_token: int
-    slots: int
-
-    def streams(self, first: int, end: int) -> tuple[list[NoiseKey], list[int]]:
-        """Noise keys and token indices of slots [first, end)."""
-        begin = self.target - self.context.prompt_length
-        return [self.context.noise] * (end - first), list(range(begin + first, begin + end))
-
-
-@dataclass(frozen=True, slots=True)
-class _Chain:
-    """Guesses of the tokens after the first `committed` ones."""
-
-    committed: int
-    claims: tuple[Claim, ...]
 
 
 class PTPDrafter:
@@ -88,7 +63,7 @@ class PTPDrafter:
         self._own_cache = own_cache
         self._slots = adapter.config.slots
         self._stands_in = int(adapter.config.slot_zero == "context_token")  # slot 0 takes the last token's place
-        self._chains: dict[int, _Chain] = {}
+        self._guesses: dict[int, Guesses] = {}
         self._buckets = Buckets(self.name)
         self._mean_accepted = 1.0
         self._warned: set[SamplingConfig] = set()
@@ -101,10 +76,10 @@ class PTPDrafter:
 
     def propose(self, contexts: Sequence[DraftContext], max_rows: Sequence[int], min_score: float) -> list[Proposal]:
         """Chains as long as their score stays at `min_score`; in one pass, also the branches for the next ones."""
-        if not self._branches:
-            self._draft([(context, rows) for context, rows in zip(contexts, max_rows, strict=True) if rows])
+        wanted = zip(contexts, max_rows, strict=True)
+        self._draft([(context, rows) for context, rows in wanted if rows and self._is_serial(context)])
         drafts = [
-            self._chain(context, rows, min_score) if rows else EMPTY_DRAFT
+            self._known(context, rows, min_score) if rows else EMPTY_DRAFT
             for context, rows in zip(contexts, max_rows, strict=True)
         ]
         if not self._branches:
@@ -112,73 +87,78 @@ class PTPDrafter:
         return self._with_branches(contexts, max_rows, drafts)
 
     def observe(self, context: DraftContext, outcome: StepOutcome) -> None:
-        chain = self._chains.get(context.key)
-        if chain is None or chain.committed != len(context.tokens) - len(outcome.emitted):
+        guesses = self._guesses.get(context.key)
+        if guesses is None or guesses.committed != len(context.tokens) - len(outcome.emitted):
             return
-        grade_chain(chain.claims, outcome.emitted)
+        guesses.grade(outcome.emitted, context.noise_sets[-len(outcome.emitted) :])
         accepted = sum(outcome.draft.drafters[row - 1] == self.name for row in outcome.path[1:])
         self._mean_accepted += _YIELD_RATE * (accepted - self._mean_accepted)
 
     def read_branches(self, contexts: Sequence[DraftContext], logits: Sequence[Tensor]) -> None:
         windows = [
-            _Window(context, len(context.tokens) - 1, context.tokens[-2], 1 + len(rows_RV))
+            Window(context, len(context.tokens) - 1, context.tokens[-2], 1 + len(rows_RV))
             for context, rows_RV in zip(contexts, logits, strict=True)
         ]
         self._keep(windows, torch.cat(list(logits)), first=1)
 
     def finish(self, context: DraftContext) -> None:
-        self._chains.pop(context.key, None)
+        self._guesses.pop(context.key, None)
         if self._own_cache is not None:
             self._own_cache.free(context.key)
 
-    def _chain(self, context: DraftContext, rows: int, min_score: float) -> Draft:
+    def _known(self, context: DraftContext, rows: int, min_score: float) -> Draft:
         """What is known of the tokens to come."""
-        chain = self._chains.get(context.key)
-        if chain is None or chain.committed != len(context.tokens):
+        guesses = self._guesses.get(context.key)
+        if guesses is None or guesses.committed != len(context.tokens):
             return EMPTY_DRAFT
-        scores = accumulate((min(1.0, claimed * bucket.scale) for _, claimed, bucket in chain.claims[:rows]), mul)
-        kept = [(token, s) for (token, _, _), s in zip(chain.claims, scores, strict=False) if s >= min_score]
-        return Draft.chain(tuple(token for token, _ in kept), self.name, tuple(s for _, s in kept))
+        return guesses.draft(rows, min_score, self.name, context.sampling.noise_sets)
+
+    def _is_serial(self, context: DraftContext) -> bool:
+        """A branch would need a window for each number of accepted drafts and each set of noise."""
+        return not self._branches or context.sampling.chooses_noise
 
     # ---- serial ----
 
     def _draft(self, wanted: Sequence[tuple[DraftContext, int]]) -> None:
-        """Run a window for each context, of as many slots as there may be drafts."""
-        windows, slots = [], []
+        """Run windows for each context, of as many slots together as there may be drafts."""
+        parts: list[tuple[Slot, list[Window]]] = []
         for context, rows in wanted:
-            count = min(rows, self._slots, self._max_context - len(context.tokens))
-            window = _Window(context, len(context.tokens), context.tokens[-1], count)
-            slot = self._slot(window) if count > 0 else None
+            windows = next_windows(context, rows, min(self._slots, self._max_context - len(context.tokens)))
+            slot = self._slot(context, sum(window.slots for window in windows)) if windows else None
             if slot is not None:
-                windows.append(window)
-                slots.append(slot)
-        if not windows:
+                parts.append((slot, windows))
+        if not parts:
             return
-        self._read_along(windows, slots)
+        self._read_along(parts)
+        windows = [window for _, some in parts for window in some]
+        inputs = iter(self._inputs(windows))
         pending, auxiliary = [], []
-        for window, slot, inputs_LE in zip(windows, slots, self._inputs(windows), strict=True):
-            tokens, column = window.context.tokens, slot.used
+        for slot, some in parts:
+            tokens, column = some[0].context.tokens, slot.used
             assert column + self._stands_in <= len(tokens), "the window's context is not cached"
             if column < len(tokens) - self._stands_in:
                 pending.append(prompt_block(slot, column, tuple(tokens[column:]), sampled=False))
                 column = len(tokens)
-            sampled = tuple(range(window.slots))
-            auxiliary.append(slot_block(slot, column, column, len(tokens) - 1, inputs_LE, sampled))
+            start = column
+            for window in some:
+                sampled = tuple(range(window.slots))
+                auxiliary.append(slot_block(slot, start, column, len(tokens) - 1, next(inputs), sampled))
+                start += window.slots
         self._keep(windows, self._runner.forward([*pending, *auxiliary]), first=0)
 
-    def _slot(self, window: _Window) -> Slot | None:
-        """Where the base keeps the window's context: in the target's cache, or in that of the smaller model."""
+    def _slot(self, context: DraftContext, rows: int) -> Slot | None:
+        """Where the base keeps the context: in the target's cache, or in that of the smaller model."""
         if self._own_cache is None:
-            assert window.context.slot is not None
-            return window.context.slot
-        return self._own_cache.slot(window.context.key, len(window.context.tokens) + window.slots)
+            assert context.slot is not None
+            return context.slot
+        return self._own_cache.slot(context.key, len(context.tokens) + rows)
 
-    def _read_along(self, windows: Sequence[_Window], slots: Sequence[Slot]) -> None:
+    def _read_along(self, parts: Sequence[tuple[Slot, Sequence[Window]]]) -> None:
         """Let the smaller model read, for all samples together, what it has not of their contexts."""
         if self._own_cache is None:
             return
-        contexts = [window.context.tokens[: len(window.context.tokens) - self._stands_in] for window in windows]
-        unread = [(slot, tokens) for slot, tokens in zip(slots, contexts, strict=True) if slot.used < len(tokens)]
+        contexts = [some[0].context.tokens[: some[0].target - self._stands_in] for _, some in parts]
+        unread = [(slot, tokens) for (slot, _), tokens in zip(parts, contexts, strict=True) if slot.used < len(tokens)]
         if unread:
             self._own_cache.read(unread)
 
@@ -187,14 +167,15 @@ class PTPDrafter:
     def _with_branches(
         self, contexts: Sequence[DraftContext], max_rows: Sequence[int], drafts: Sequence[Draft]
     ) -> list[Proposal]:
-        windows: list[list[_Window]] = []
+        windows: list[list[Window]] = []
         covered = []
         for context, rows, draft in zip(contexts, max_rows, drafts, strict=True):
-            depths = _likely_depths(draft.scores, self._branches) if rows else []
+            branching = rows and not self._is_serial(context)
+            depths = _likely_depths(draft.scores, self._branches) if branching else []
             slots = min(self._slots, 1 + rows)
             after = (context.tokens[-1], *draft.tokens)
             length = len(context.tokens)
-            windows.append([_Window(context, length + depth, after[depth], slots) for depth, _ in depths if slots > 1])
+            windows.append([Window(context, length + depth, after[depth], slots) for depth, _ in depths if slots > 1])
             covered.append(sum(probability for _, probability in depths))
         inputs = iter(self._inputs([window for some in windows for window in some]))
         proposals = []
@@ -203,14 +184,14 @@ class PTPDrafter:
                 Branch(window.target - len(context.tokens), next(inputs), self._stands_in) for window in some
             )
             proposals.append(
-                Proposal(draft, None, probability * self._mean_accepted, branches) if some else EMPTY_PROPOSAL
+                Proposal(draft, None, probability * self._mean_accepted, branches) if some else Proposal(draft)
             )
         return proposals
 
     # ---- both ----
 
     @torch.inference_mode()
-    def _inputs(self, windows: Sequence[_Window]) -> list[Tensor]:
+    def _inputs(self, windows: Sequence[Window]) -> list[Tensor]:
         """Inputs `[L, E]` of the slots of each window."""
         if not windows:
             return []
@@ -221,19 +202,23 @@ class PTPDrafter:
         inputs_WLE = self._adapter.slot_inputs(u_WL, last_W)
         return [inputs_LE[: window.slots] for inputs_LE, window in zip(inputs_WLE, windows, strict=True)]
 
-    def _keep(self, windows: Sequence[_Window], logits_RV: Tensor, first: int) -> None:
+    def _keep(self, windows: Sequence[Window], logits_RV: Tensor, first: int) -> None:
         """Remember the guesses of slots `first`.. of each window, from their logits."""
         if self._adapter.config.head == "c":
             guesses = self._picked(windows, logits_RV, first)
         else:
             tokens_R1, probs_R1 = top_candidates(logits_RV, 1)
             guesses = zip(tokens_R1[:, 0].tolist(), probs_R1[:, 0].tolist(), strict=True)
+        chains: dict[int, list[tuple[Claim, ...]]] = {}
         for window in windows:
             slots = zip(range(first, window.slots), guesses, strict=False)
             claims = tuple((token, p, self._buckets.of(slot)[int(p * 4)]) for slot, (token, p) in slots)
-            self._chains[window.context.key] = _Chain(len(window.context.tokens), claims)
+            chains.setdefault(window.context.key, []).append(claims)
+        for context in {window.context.key: window.context for window in windows}.values():
+            choice = context.until_choice if context.sampling.chooses_noise else None
+            self._guesses[context.key] = Guesses(len(context.tokens), tuple(chains[context.key]), choice)
 
-    def _picked(self, windows: Sequence[_Window], logits_RV: Tensor, first: int) -> Iterator[tuple[int, float]]:
+    def _picked(self, windows: Sequence[Window], logits_RV: Tensor, first: int) -> Iterator[tuple[int, float]]:
         """What the noise picks from categorical slots, and how likely that was."""
         stream_R = streams(*_flat(window.streams(first, window.slots) for window in windows), logits_RV.device)
         kinds = [window.context.sampling for window in windows for _ in range(first, window.slots)]

@@ -27,6 +27,7 @@ from transformers import PreTrainedModel
 
 from workers.attention import AttentionProbe
 from workers.blocks import Block
+from workers.huge_pages import HugePages
 from workers.native.build import NativeUnavailable, load_kernels
 from workers.native.structure import INNER, LANES, read_structure
 
@@ -160,13 +161,14 @@ class PackedWeights:
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
         self._tensors: list[Tensor] = []
+        self._pages = HugePages()
 
     def keep(self, tensor: Tensor) -> int:
         self._tensors.append(tensor.detach().to(self._dtype).contiguous())
         return self._tensors[-1].data_ptr()
 
     def pack(self, weight_NM: Tensor) -> int:
-        return self.keep(packed(weight_NM.detach().to(self._dtype)))
+        return self.keep(self._pages.copy(packed(weight_NM.detach().to(self._dtype))))
 
     def layer(self, layer: Any, sliding_window: int | None, copies: Mapping[Tensor, Tensor]) -> LayerFields:
         """One layer's weights; `copies` take the place of the parameters that they are keyed by."""

@@ -108,11 +108,12 @@ struct Projection {
 
     // Called by all threads of a team.
     void operator()(const typename E::Value* x, int64_t inner, const void* w, const void* bias, const void* adapted,
-                    const void* adapted_bias, const Patch& patch, typename E::Value* y, int64_t outputs) {
+                    const void* adapted_bias, const Patch& patch, typename E::Value* y, int64_t outputs,
+                    const Next& next) {
         auto weights = [](const void* p) { return static_cast<const typename E::Value*>(p); };
         const int64_t rows = step.rows, first = step.first_auxiliary, auxiliary = rows - first;
         const bool shared = w == adapted;
-        linear<E>(x, shared ? rows : first, inner, weights(w), weights(bias), y, outputs);
+        linear<E>(x, shared ? rows : first, inner, weights(w), weights(bias), y, outputs, next);
         if (auxiliary == 0) return;
         const auto* its_x = x + first * inner;
         auto* its_y = y + first * outputs;
@@ -135,6 +136,7 @@ void forward(const Model& model, const Step& step, typename E::Value* hidden, ty
     std::vector<Value> normed(std::max(rows, step.num_sampled) * width), qkv(rows * qkv_width),
         attended(rows * query_width), gate_up(rows * 2 * I), inner(rows * I), delta(rows * width);
     Projection<E> project(model, step);
+    const Next head{model.head, width, step.num_sampled ? model.vocabulary : 0};
 
 // One team for the whole forward: its threads wait for each other after each part, which costs less than a new team.
 #pragma omp parallel num_threads(threads)
@@ -152,7 +154,7 @@ void forward(const Model& model, const Step& step, typename E::Value* hidden, ty
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < rows; ++t) add_and_norm(t, l > 0, of_row(t).input_norm);
             project(normed.data(), width, base.qkv, base.qkv_bias, adapted.qkv, adapted.qkv_bias, adapted.qkv_patch,
-                    qkv.data(), qkv_width);
+                    qkv.data(), qkv_width, {base.output, query_width, width});
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < rows; ++t) place<E>(model, of_row(t), step, l, t, qkv.data() + t * qkv_width);
             if (l == 0 || base.sliding_window != model.layer[l - 1].sliding_window)
@@ -166,15 +168,15 @@ void forward(const Model& model, const Step& step, typename E::Value* hidden, ty
                 attend(groups[i / split], l, h, h + heads, qkv.data(), qkv_width, attended.data(), query_width);
             }
             project(attended.data(), query_width, base.output, nullptr, adapted.output, nullptr, adapted.output_patch,
-                    delta.data(), width);
+                    delta.data(), width, {base.gate_up, width, 2 * I});
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < rows; ++t) add_and_norm(t, true, of_row(t).post_norm);
             project(normed.data(), width, base.gate_up, nullptr, adapted.gate_up, nullptr, adapted.gate_up_patch,
-                    gate_up.data(), 2 * I);
+                    gate_up.data(), 2 * I, {base.down, I, width});
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < rows; ++t) gated<E>(gate_up.data() + t * 2 * I, I, inner.data() + t * I);
             project(inner.data(), I, base.down, nullptr, adapted.down, nullptr, adapted.down_patch, delta.data(),
-                    width);
+                    width, l + 1 < model.layers ? Next{model.layer[l + 1].qkv, width, qkv_width} : head);
         }
 #pragma omp for schedule(static)
         for (int64_t s = 0; s < step.num_sampled; ++s) {

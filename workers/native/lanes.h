@@ -19,7 +19,8 @@ inline f16 load_some(const uint16_t* p, __mmask16 real) {  // bfloat16
 
 struct Float32 {
     using Value = float;
-    static constexpr int INNER = 1;  // inner-dimension values of one multiply-add
+    static constexpr int INNER = 1;    // inner-dimension values of one multiply-add
+    static constexpr int CHAIN = 64;   // and of one sum: shorter chains of additions round less
     static f16 load(const float* p) { return _mm512_loadu_ps(p); }
     static void store(float* p, f16 v) { _mm512_storeu_ps(p, v); }
     static f16 rounded(f16 v) { return v; }
@@ -38,6 +39,7 @@ struct Float32 {
 struct BFloat16 {
     using Value = uint16_t;
     static constexpr int INNER = 2;
+    static constexpr int64_t CHAIN = INT64_MAX / 2;  // weights are rounded far more than sums
     static f16 load(const uint16_t* p) {
         return load_some(p, 0xffff);
     }

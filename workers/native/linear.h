@@ -1,8 +1,10 @@
-// Linear layers over packed weights: every output is one chain of multiply-adds, whatever the number of rows.
+// Linear layers over packed weights: every output is one fixed order of multiply-adds, whatever the number of rows.
 //
 // Shapes: N outputs and M rows of a layer. Weights are packed in panels of 16 outputs (`packed` in decoder.py).
 
 #pragma once
+
+#include <omp.h>
 
 #include <algorithm>
 #include <array>
@@ -12,32 +14,46 @@
 #include "amx.h"
 #include "lanes.h"
 
-constexpr int MOST_ROWS = 12;     // of a tile: its sums, at most 24 vectors, stay in registers
+constexpr int MOST_ROWS = 12;  // of a tile: its sums, at most 24 vectors, stay in registers
 constexpr int MOST_PANELS = 3;
-constexpr int AHEAD = 2048;       // bytes by which the weights are fetched ahead: they come from memory, once per step
+constexpr int LINE = 64;               // bytes of a cache line, which a panel has for every multiply-add of a row
+constexpr int MOST_AHEAD = 384 << 10;  // bytes fetched ahead at most: they wait in the second-level cache
+constexpr int NEAR = 2048;             // bytes by which larger groups of panels are fetched ahead of their use
 
-// y[m, 16 p ..] for ROWS rows and PANELS panels of 16 outputs. A panel is [inner / INNER, 16, INNER].
+// Memory that is fetched into the second-level cache while a tile computes: a line of each stream per multiply-add.
+struct Fetch {
+    const char* from;
+    int64_t apart;
+    int streams;
+};
+
+// y[m, 16 p ..] for ROWS rows and PANELS panels of 16 outputs. A panel is [inner / INNER, 16, INNER]. The multiply-adds
+// of each CHAIN values are summed in turn, then these sums.
 template <class E, int ROWS, int PANELS>
 void tile(const typename E::Value* x, int64_t inner, const typename E::Value* w, const typename E::Value* bias,
-          typename E::Value* y, int64_t outputs) {
-    f16 sum[ROWS][PANELS];
-    for (int m = 0; m < ROWS; ++m)
-        for (int p = 0; p < PANELS; ++p) sum[m][p] = _mm512_setzero_ps();
-    for (int64_t k = 0; k < inner; k += E::INNER) {
-        f16 weights[PANELS];
-        for (int p = 0; p < PANELS; ++p) {
-            const auto* from = w + (p * inner + k) * LANES;
-            _mm_prefetch(reinterpret_cast<const char*>(from) + AHEAD, _MM_HINT_T0);
-            weights[p] = E::weights(from);
+          typename E::Value* y, int64_t outputs, Fetch fetch) {
+    f16 total[ROWS][PANELS];
+    for (int64_t begin = 0; begin < inner; begin += E::CHAIN) {
+        f16 sum[ROWS][PANELS];
+        for (int m = 0; m < ROWS; ++m)
+            for (int p = 0; p < PANELS; ++p) sum[m][p] = _mm512_setzero_ps();
+        const int64_t end = std::min(inner, begin + E::CHAIN);
+        for (int64_t k = begin; k < end; k += E::INNER) {
+            for (int s = 0; s < fetch.streams; ++s) _mm_prefetch(fetch.from + s * fetch.apart, _MM_HINT_T1);
+            fetch.from += LINE;
+            f16 weights[PANELS];
+            for (int p = 0; p < PANELS; ++p) weights[p] = E::weights(w + (p * inner + k) * LANES);
+            for (int m = 0; m < ROWS; ++m) {
+                const f16 value = E::everywhere(x + m * inner + k);
+                for (int p = 0; p < PANELS; ++p) sum[m][p] = E::multiply_add(sum[m][p], value, weights[p]);
+            }
         }
-        for (int m = 0; m < ROWS; ++m) {
-            const f16 value = E::everywhere(x + m * inner + k);
-            for (int p = 0; p < PANELS; ++p) sum[m][p] = E::multiply_add(sum[m][p], value, weights[p]);
-        }
+        for (int m = 0; m < ROWS; ++m)
+            for (int p = 0; p < PANELS; ++p) total[m][p] = begin ? _mm512_add_ps(total[m][p], sum[m][p]) : sum[m][p];
     }
     for (int p = 0; p < PANELS; ++p)
         for (int m = 0; m < ROWS; ++m) {
-            f16 value = sum[m][p];
+            f16 value = total[m][p];
             if (bias) value = _mm512_add_ps(E::rounded(value), E::load(bias + p * LANES));
             E::store(y + m * outputs + p * LANES, value);
         }
@@ -45,7 +61,7 @@ void tile(const typename E::Value* x, int64_t inner, const typename E::Value* w,
 
 template <class E>
 using Tile = void (*)(const typename E::Value*, int64_t, const typename E::Value*, const typename E::Value*,
-                      typename E::Value*, int64_t);
+                      typename E::Value*, int64_t, Fetch);
 
 template <class E, int PANELS, int... M>
 constexpr std::array<Tile<E>, sizeof...(M)> tiles_of(std::integer_sequence<int, M...>) {
@@ -61,11 +77,62 @@ Tile<E> tile_of(int64_t rows, int64_t panels) {
     return by_panels[panels - 1][rows - 1];
 }
 
+// The panels [begin, end) of a layer that the calling thread does.
+struct Share {
+    int64_t begin, end;
+    explicit Share(int64_t outputs) {
+        const int64_t panels = outputs / LANES, threads = omp_get_num_threads(), thread = omp_get_thread_num();
+        begin = panels * thread / threads;
+        end = panels * (thread + 1) / threads;
+    }
+};
+
+// The packed weights of the linear layer that is done next, if it is known.
+struct Next {
+    const void* weights = nullptr;
+    int64_t inner = 0, outputs = 0;
+};
+
+// What the `tiles` tiles of a panel group fetch together: the group after it, of this layer or of the next.
+template <class E>
+class Ahead {
+  public:
+    Ahead(int64_t inner, int64_t tiles, int64_t width, const Next& next)
+        : lines(inner / E::INNER), tiles(tiles), width(width), next(next) {}
+
+    // Of the group whose first panel, of `left`, is at `w`.
+    void start(const typename E::Value* w, int64_t left) {
+        group = reinterpret_cast<const char*>(w);
+        own = std::min(width, left);
+        from = group + own * lines * LINE;
+        bytes = std::min(width, left - own) * lines * LINE;
+        if (left > own || !next.weights) return;
+        const Share share(next.outputs);
+        const int64_t panel = next.inner / E::INNER * LINE;
+        from = static_cast<const char*>(next.weights) + share.begin * panel;
+        bytes = std::min(width, share.end - share.begin) * panel;
+    }
+
+    // The part of tile i.
+    Fetch part(int64_t i) const {
+        if (own * lines * LINE > MOST_AHEAD) return {group + NEAR, lines * LINE, i == 0 ? int(own) : 0};
+        const int64_t all = std::min<int64_t>(bytes, MOST_AHEAD);
+        const int64_t behind = i * lines * LINE, apart = tiles * lines * LINE;
+        return {from + behind, apart, behind < all ? int((all - behind + apart - 1) / apart) : 0};
+    }
+
+  private:
+    int64_t lines, tiles, width;  // lines: of a panel
+    Next next;
+    const char *group, *from;
+    int64_t own, bytes;
+};
+
 // y[M, N] = x[M, inner] w^T (+ bias); N is a multiple of 16. All rows of a panel group are done while its weights are
 // in the cache, in tiles of almost equal height. Called by all threads of a team.
 template <class E>
 void linear(const typename E::Value* x, int64_t rows, int64_t inner, const typename E::Value* w,
-            const typename E::Value* bias, typename E::Value* y, int64_t outputs) {
+            const typename E::Value* bias, typename E::Value* y, int64_t outputs, const Next& next = {}) {
     if (rows == 0) return;
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__)
     if constexpr (std::is_same_v<E, BFloat16>) {
@@ -73,14 +140,18 @@ void linear(const typename E::Value* x, int64_t rows, int64_t inner, const typen
     }
 #endif
     const int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, highest = (rows + tiles - 1) / tiles;
-    const int64_t width = highest <= 8 ? MOST_PANELS : 2, panels = outputs / LANES;
-#pragma omp for schedule(static)
-    for (int64_t first = 0; first < panels; first += width) {
-        const int64_t count = std::min(width, panels - first);
+    const int64_t width = highest <= 8 ? MOST_PANELS : 2;
+    const Share share(outputs);
+    Ahead<E> ahead(inner, tiles, width, next);
+    for (int64_t first = share.begin; first < share.end; first += width) {
+        const auto* panels = w + first * inner * LANES;
+        const int64_t count = std::min(width, share.end - first);
+        ahead.start(panels, share.end - first);
         for (int64_t i = 0; i < tiles; ++i) {
             const int64_t m = rows * i / tiles, height = rows * (i + 1) / tiles - m;
-            tile_of<E>(height, count)(x + m * inner, inner, w + first * inner * LANES,
-                                      bias ? bias + first * LANES : nullptr, y + m * outputs + first * LANES, outputs);
+            tile_of<E>(height, count)(x + m * inner, inner, panels, bias ? bias + first * LANES : nullptr,
+                                      y + m * outputs + first * LANES, outputs, ahead.part(i));
         }
     }
+#pragma omp barrier
 }

@@ -17,7 +17,8 @@ from numpy.typing import NDArray
 
 from pipeline import storage
 from pipeline.commits import JobStore
-from pipeline.config import InputConfig, JobConfig, ModelConfig, OutputConfig
+from pipeline.config import JobConfig, ModelConfig
+from pipeline.data_config import InputConfig, OutputConfig
 from pipeline.errors import ConfigError, RowError
 from pipeline.parts import read_part_rows
 from pipeline.prompts import Prompt, read_prompts, stored_columns, stored_prompt

@@ -66,13 +66,3 @@ def shuffled(u_NL: Tensor, generator: torch.Generator) -> Tensor:
     result_NL = torch.empty_like(u_NL)
     result_NL[order_N] = u_NL[order_N.roll(1)]
     return result_NL
-
-
-def perplexity(logits_RV: Tensor, token_R: Tensor, temperature: float = 1.0) -> float:
-    """exp of the mean -log p of tokens under a head "c".
-
-    Slot l was shown the true u's before it, which determine the tokens before it: so p is P(token | all tokens before)
-    and the chain rule makes their product the probability of the window. `temperature` as in `losses.cross_entropy`.
-    """
-    logp_RV = (widened(logits_RV) / (temperature or 1.0)).log_softmax(-1)
-    return logp_RV.gather(1, token_R[:, None]).double().mean().neg().exp().item()

@@ -4,8 +4,8 @@ A u near an edge of the teacher's interval is where student and teacher part; on
 in the interval of the token that it picks, z = (u - low) / (high - low), is uniform whatever the token is. So a choice
 among sets by their places alone leaves the tokens' distribution as it is. It must not look at anything else: not at the
 tokens, not at how many drafts were right, and it must look at a number of slots that was fixed before. When serving,
-the places of slots behind a wrong draft are unknown, so only slot 0 can be used; an evaluation knows them all. The
-outputs depend on M then: seeds no longer give the same text.
+the places of slots behind a wrong draft are unknown, so only one slot is used (`workers/noise_sets.py`); an evaluation
+knows them all.
 
 The paper prints argmax of |z - 1/2| and means argmin. How places of a window are summed up is left open there; here:
 

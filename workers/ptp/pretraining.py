@@ -17,7 +17,8 @@ from transformers import (
 )
 
 from pipeline import storage
-from pipeline.config import InputConfig, JobConfig, ModelConfig, OutputConfig
+from pipeline.config import JobConfig, ModelConfig
+from pipeline.data_config import InputConfig, OutputConfig
 from pipeline.errors import ConfigError
 from pipeline.prompts import read_prompts
 from pipeline.shards import plan

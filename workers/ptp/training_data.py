@@ -70,29 +70,35 @@ def pretraining_data(config: TrainConfig, wanted: PretrainConfig) -> tuple[PreTr
     if wanted.input is not None:
         tokenizer = train_tokenizer(wanted.input, wanted.vocabulary)
         return tokenizer, InputSource(wanted.input, None, tokenizer, tokenizer.eos_token_id, len(tokenizer))
+    if config.data.outputs:  # a draft model: it learns what it is to guess, in the ids of the model that wrote it
+        jobs = check_outputs(config.data.outputs)
+        tokenizer = _tokenizer_of_outputs(jobs[0])
+        return tokenizer, OutputSource(jobs, tokenizer, wanted.shape.context)
     exact = config.data.exact
     if exact is None:
-        raise ConfigError("base.pretrain.input must be given unless data is exact")
+        raise ConfigError("base.pretrain.input must be given where data is another model's input")
     teacher = make_teacher(exact)
     params = (config.adapt or AdaptConfig()).sampling()
     return number_tokenizer(teacher.vocabulary), ExactSource(teacher, wanted.sequence_length, params, exact.seed)
 
 
 def _tokenizer_of_teacher(job: OutputJob, loaded: LoadedModel) -> PreTrainedTokenizerBase:
-    """The tokenizer that made the prompts of outputs, whose ids must mean to `loaded` what they mean to the teacher.
+    """The tokenizer of outputs, whose ids must mean to `loaded` what they mean to the teacher."""
+    tokenizer = _tokenizer_of_outputs(job)
+    if tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
+        raise ConfigError(
+            f"base.model must have the vocabulary of the model that made data.outputs ({job.config.model.id!r}), got "
+            f"{loaded.name!r} with another"
+        )
+    return tokenizer
 
-    Prompts are tokenized as the teacher read them, for the stored edges hold after those very ids.
-    """
+
+def _tokenizer_of_outputs(job: OutputJob) -> PreTrainedTokenizerBase:
+    """Prompts are tokenized as the model that wrote the outputs read them: stored edges hold after those very ids."""
     teacher: ModelConfig = job.config.model
     if revision_of(locate(teacher, weights=True)) != job.revision:
         raise ConfigError(
             f"data.outputs must be made by a model that is still what it was (revision {job.revision}), got a changed "
             f"{teacher.id!r}"
         )
-    tokenizer = load_tokenizer(teacher)
-    if tokenizer.get_vocab() != loaded.tokenizer.get_vocab():
-        raise ConfigError(
-            f"base.model must have the vocabulary of the model that made data.outputs ({teacher.id!r}), got "
-            f"{loaded.name!r} with another"
-        )
-    return tokenizer
+    return load_tokenizer(teacher)

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from pipeline.config import AutoConfig
+from pipeline.decoding_config import AutoConfig
 from workers.drafters.auto import AutoDrafter
 from workers.drafters.base import EMPTY_DRAFT, DraftContext, StepOutcome
 

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import (
+from pipeline.config import EngineConfig, ModelConfig
+from pipeline.decoding_config import (
     AutoConfig,
     AutoregressiveConfig,
     DecodingConfig,
     DraftModelConfig,
-    EngineConfig,
     JacobiConfig,
     LookaheadConfig,
-    ModelConfig,
     PromptLookupConfig,
     RecyclingConfig,
     SuffixConfig,

@@ -9,7 +9,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from pipeline.config import AutoregressiveConfig, EngineConfig, ModelConfig, SamplingConfig
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import AutoregressiveConfig
 from pipeline.errors import ConfigError
 from workers.drafters.base import GREEDY, Draft, DraftContext, StepOutcome
 from workers.drafters.draft_model import DraftModelDrafter, load_draft_model

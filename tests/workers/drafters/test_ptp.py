@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from pipeline.config import EngineConfig, ModelConfig, PTPConfig, SamplingConfig
+from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
+from pipeline.decoding_config import PTPConfig
 from pipeline.errors import ConfigError
 from workers.drafters.base import Draft, DraftContext
 from workers.drafters.build import adapter_of, build_drafter

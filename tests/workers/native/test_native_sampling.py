@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -130,14 +128,6 @@ def test_picks_are_those_of_tensor_operations(params: SamplingConfig, dtype: tor
     stream_R = some_streams(len(logits_RV))
     expected_R = tensors.pick_by_tensors(logits_RV.double(), params, stream_R).token_R
     assert (sampling.pick(logits_RV, params, stream_R)[0] != expected_R).sum() <= 2
-
-
-@pytest.fixture
-def two_threads() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.usefixtures("two_threads")

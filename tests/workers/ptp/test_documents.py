@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from pipeline.commits import JobStore
-from pipeline.config import InputConfig, JobConfig, ModelConfig
+from pipeline.config import JobConfig, ModelConfig
 from pipeline.config_io import parse_job
+from pipeline.data_config import InputConfig
 from pipeline.errors import ConfigError
 from pipeline.preparation import prepare
 from pipeline.records import ShardTask

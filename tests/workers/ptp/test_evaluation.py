@@ -9,7 +9,7 @@ import torch
 
 from pipeline.adapter_config import AdaptConfig
 from workers.ptp.edges import noise_between, places, token_edges
-from workers.ptp.evaluation import draft_tokens, leading_correct, perplexity, score, shuffled
+from workers.ptp.evaluation import draft_tokens, leading_correct, score, shuffled
 
 NONE = AdaptConfig()
 
@@ -71,19 +71,3 @@ def test_shuffled_noise_is_all_there_and_never_the_own() -> None:
         other = shuffled(u, torch.Generator().manual_seed(seed))
         assert torch.equal(other.sort(0).values, u)
         assert not (other == u).any()
-
-
-def test_perplexity_by_hand() -> None:
-    logits = torch.tensor([[0.0, 0.0], [0.0, math.log(3.0)]])
-    assert perplexity(logits, torch.tensor([0, 1])) == pytest.approx((2 * 4 / 3) ** 0.5)
-    assert perplexity(logits[1:], torch.tensor([1]), temperature=0.5) == pytest.approx(10 / 9)
-
-
-def test_perplexity_obeys_the_chain_rule() -> None:
-    """Over all pairs of two tokens, the products of slot probabilities sum to one."""
-    first = torch.randn(3)
-    second = torch.randn(3, 3)
-    total = sum(
-        perplexity(torch.stack((first, second[i])), torch.tensor([i, j])) ** -2 for i in range(3) for j in range(3)
-    )
-    assert total == pytest.approx(1.0, rel=1e-5)
