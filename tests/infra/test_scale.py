@@ -46,7 +46,7 @@ def test_sequences_take_slots_in_turn_and_as_long_as_their_steps() -> None:
     assert second.done()
     # The third waits for the first one's slot; the second may begin one step late, as the engine was under way.
     assert took >= 5 * TICK_S
-    assert 5 * TICK_S <= engine.busy_s < 7 * TICK_S
+    assert round(engine.busy_s / TICK_S) in (5, 6)  # whole steps, but for rounding of sums
     assert engine.tokens == 2 + 4 + 3
     assert engine.work_s == pytest.approx(engine.tokens * TICK_S / 2)
 
