@@ -18,14 +18,13 @@ LOOK_TOKENS, SHORTEST_STRETCH = 128, 4
 """Sequence-steps of a look at the other side, and the fewest steps of any. Looks of half as many told 1.02 to 1.15 of
 drafts that longer ones find to be at 1.03 to 1.07 (batch 8, replayed). Where both sides are near, a long look costs
 next to nothing, and a clear one ends early."""
-FIRST_STRETCH, LONGEST_STRETCH = 64, 2048
+FIRST_STRETCH, LONGEST_STRETCH = 32, 2048
+"""Steps between looks: few at first, as drafts get better while the drafter learns, and a first look says little."""
 APART = 0.15
 """What it costs that drafts let samples of equal length end apart, of the time of one batch: the last slots run dry one
 by one. Counted in a replay with drafts always on: 0.16 at batch 8, 0.10 at 16."""
 CLEAR = 1.15
 """Drafts that measure so much faster than the plain step is predicted to be need no look at it."""
-EVIDENT = 0.1
-"""A difference that chance does not explain: the next look may wait longer."""
 FEWEST_STEPS, NOT_COUNTED = 8, 8
 """Steps before anything is called hopeless; those at the very start that may hold what is done only once."""
 HOPELESS = 0.7
@@ -130,8 +129,7 @@ class Latch:
     def _decide(self, state: _Occupancy, margin: float) -> None:
         drafts, plain = state.tallies[True].rate, state.tallies[False].rate
         drafting = drafts > margin * plain
-        growth = 4 if abs(drafts - plain) > EVIDENT * plain else 2
-        state.stretch = min(growth * state.stretch, LONGEST_STRETCH) if drafting == state.drafting else FIRST_STRETCH
+        state.stretch = min(2 * state.stretch, LONGEST_STRETCH) if drafting == state.drafting else FIRST_STRETCH
         state.drafting, state.looking, state.steps_left, state.steps = drafting, False, state.stretch, 0
         for tally in state.tallies.values():
             tally.fade()

@@ -81,6 +81,7 @@ double multiply(int64_t count) {
 #pragma omp parallel num_threads(2)
     {
         f16 sum[16] = {}, factor = _mm512_set1_ps(1e-3f);
+        for (auto& part : sum) asm volatile("" : "+v"(part));  // else the compiler sees sixteen equal chains, and does one
         for (int64_t i = 0; i < count; i += 16) {
             asm volatile("" : "+v"(factor));
 #pragma GCC unroll 16

@@ -23,8 +23,8 @@ MakeJob = Callable[..., Any]
 RunCli = Callable[..., subprocess.CompletedProcess[str]]
 StartCli = Callable[..., subprocess.Popen[str]]
 
-PROMPTS = [f"One step of seven-league boots, number {i}." for i in range(28)]
-SHARDS = 14
+PROMPTS = [f"One step of seven-league boots, number {i}." for i in range(32)]
+SHARDS = 16
 SLOW = {
     "output": {"rows_per_shard": 2},
     "sampling": {"max_tokens": 100, "ignore_eos": True},
@@ -85,26 +85,39 @@ def start_killable(start_cli: StartCli) -> Iterator[StartCli]:
             process.wait()
 
 
-def test_a_job_that_is_killed_gives_the_data_of_an_undisturbed_one(
+def test_a_job_that_is_stopped_and_killed_gives_the_data_of_an_undisturbed_one(
     make_job: MakeJob, run_here: Callable[[Any], None], run_cli: RunCli, start_killable: StartCli
 ) -> None:
     calm = make_job(PROMPTS, name="calm", **SLOW)
     run_here(calm)
     job = make_job(calm.file.with_suffix(".parquet"), name="disturbed", **SLOW)
 
+    after_sigterm = stop_by_sigterm(job, start_killable("run", job.file))
+    assert status_of(str(job.output)).state == "interrupted"
     after_kill = kill_worker_then_driver(job, start_killable("run", job.file))
     parts = {path.name for path in job.output.glob("data/*")}
     assert run_cli("run", job.file).returncode == 0
 
     final = committed(job.output)
     assert len(final) == SHARDS
-    assert after_kill.items() < final.items(), "a committed shard was committed again"
+    assert after_sigterm.items() < after_kill.items() < final.items(), "a committed shard was committed again"
     written = {path.name for path in job.output.glob("data/*")} - parts
     assert len(written) == SHARDS - len(after_kill), "a committed shard was decoded again"
     rows = rows_of(job.output)
     assert len({(row["id"], row["sample_index"]) for row in rows}) == len(rows) == len(PROMPTS)
     assert identity(rows) == identity(rows_of(calm.output))
     assert status_of(str(job.output)).state == "done"
+
+
+def stop_by_sigterm(job: Any, driver: subprocess.Popen[str]) -> dict[str, float]:
+    """What is committed when the driver has drained."""
+    wait_for_commits(job.output, 1, driver)
+    driver.send_signal(signal.SIGTERM)
+    stdout, stderr = driver.communicate(timeout=60)
+    assert driver.returncode == 4, stderr
+    assert "Interrupted; run the same command again to resume." in stdout
+    assert "Traceback" not in stderr
+    return committed(job.output)
 
 
 def kill_worker_then_driver(job: Any, driver: subprocess.Popen[str]) -> dict[str, float]:
@@ -116,7 +129,7 @@ def kill_worker_then_driver(job: Any, driver: subprocess.Popen[str]) -> dict[str
         assert driver.poll() is None, driver.communicate()
         assert time.monotonic() < deadline, "the workers do not start"
         time.sleep(0.1)
-    wait_for_commits(job.output, 1, driver)
+    wait_for_commits(job.output, len(committed(job.output)) + 1, driver)
     killed, drained = workers
     killed.kill()
     drained.terminate()  # as on a spot machine that is taken away: it finishes what it has
