@@ -53,7 +53,7 @@ trials: install
 bench: install
 	infra/trials/bench.sh $(SPEC_BENCH) out/bench
 
-# Slow: two hours on two cores.
+# Slow: three hours on two cores.
 experiments: install
 	infra/trials/ptp_experiments.sh
 

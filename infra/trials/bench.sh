@@ -17,6 +17,9 @@ bench() {
 
 bench greedy --limit 64 --batch 1,2,4,8,16,32 --contestants autoregressive,auto --rounds 2
 bench sampled --limit 64 --batch 1,8,16 --contestants autoregressive,auto --rounds 2 --temperature 0.7 --top-p 0.95
+"$bin/python" "$(dirname "$0")/paired_steps.py" "$spec" "$out/paired.json" --batch 1,2,4,8,16,32
+"$bin/python" "$(dirname "$0")/paired_steps.py" "$spec" "$out/paired_sampled.json" --batch 1,8,16 \
+    --temperature 0.7 --top-p 0.95
 bench siblings --limit 12 --n 8 --batch 8 --contestants autoregressive,auto --rounds 3 --temperature 0.7
 peers=hf-generate,hf-generate-batch,hf-prompt-lookup
 if [[ -n ${VLLM_PYTHON:-} ]]; then

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The experiments of docs/ptp.md, a, b, d and e: ptp_experiments.sh
-# Some two hours on two cores. Everything goes to out/ptp; what is done there already is not done again.
+# Some three hours on two cores. Everything goes to out/ptp; what is done there already is not done again.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH="$PWD/.venv/bin:$PATH"
@@ -12,3 +12,4 @@ sevenleague train configs/ptp/markov_embeddings.yaml --output out/ptp/markov --j
 sevenleague train configs/ptp/markov_beta.yaml --output out/ptp/markov --json out/ptp/markov_beta.json
 sevenleague train configs/ptp/hmm.yaml --output out/ptp/hmm --json out/ptp/hmm.json
 infra/trials/ptp_loop.sh
+infra/trials/ptp_draft_sizes.sh

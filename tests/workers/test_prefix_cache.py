@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
-from pipeline.decoding_config import AutoConfig
+from pipeline.decoding_config import AutoConfig, PromptLookupConfig
 from tests.conftest import TINY_MODELS
 from workers.engine import Engine, Request, SampleResult
 from workers.kv_cache import KVCache
@@ -370,7 +370,7 @@ def test_outputs_are_those_without_the_cache(load: Callable[[str, str], LoadedMo
     assert on.scheduler.prefixes.saved_tokens > off.scheduler.prefixes.saved_tokens + 500
     columns = 6 * 256  # six slots: prefixes give way to them
     tiny = EngineConfig(max_sequences=8, kv_memory_gb=columns * on.runner.kv_shape.bytes_per_token / 2**30)
-    tight = Engine(model, tiny, AutoConfig())
+    tight = Engine(model, tiny, PromptLookupConfig())  # as many drafts on any machine, and so the same events
     events: Counter[str] = Counter()
     count_calls(tight.scheduler.prefixes, "_keep", events)
     count_calls(tight.scheduler.prefixes, "evict", events)
