@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import click
+from demo_job import demo_job
 
 from jobs.bench.workload import Workload, load_workload
-from pipeline.config import EngineConfig, JobConfig, ModelConfig, SamplingConfig
-from pipeline.data_config import InputConfig, OutputConfig
+from pipeline.config import EngineConfig, SamplingConfig
 from pipeline.decoding_config import AutoConfig, AutoregressiveConfig
 from workers.engine import Engine, Request
 from workers.model_loading import LoadedModel, load_model
@@ -81,12 +81,7 @@ def by_turns(loaded: LoadedModel, work: Workload, sampling: SamplingConfig, batc
 @click.option("--n", default=1, help="Samples of each prompt.")
 def main(prompts: str, out: str, batch: str, limit: int, temperature: float, top_p: float, n: int) -> None:
     sampling = SamplingConfig(max_tokens=TOKENS, temperature=temperature, top_p=top_p, n=n, ignore_eos=True)
-    job = JobConfig(
-        model=ModelConfig(id="builtin:smollm2-135m", dtype="bfloat16"),
-        input=InputConfig(path=(prompts,)),
-        output=OutputConfig(path="unused"),
-        sampling=sampling,
-    )
+    job = demo_job(prompts, TOKENS)
     loaded = load_model(job.model)
     work = load_workload(job, loaded, limit=limit, spread=True, max_prompt_chars=1000)
     click.echo("| " + " | ".join(COLUMNS).replace("_", " ") + " |\n" + "|---" * len(COLUMNS) + "|")

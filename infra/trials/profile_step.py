@@ -17,11 +17,11 @@ from typing import Any
 
 import click
 import torch
+from demo_job import demo_job
 
 import workers.engine as engine_module
 from jobs.bench.workload import load_workload
-from pipeline.config import EngineConfig, JobConfig, ModelConfig, SamplingConfig
-from pipeline.data_config import InputConfig, OutputConfig
+from pipeline.config import EngineConfig, SamplingConfig
 from pipeline.decoding_config import AutoConfig, AutoregressiveConfig, DecodingConfig
 from workers.blocks import Block
 from workers.engine import Engine, Request
@@ -123,12 +123,7 @@ def profile(loaded: LoadedModel, decoding: DecodingConfig, prompts: list[tuple[i
 @click.option("--threads", default=2, show_default=True)
 def main(prompts_file: str, json_file: str, batch: str, threads: int) -> None:
     torch.set_num_threads(threads)
-    job = JobConfig(
-        model=ModelConfig(id="builtin:smollm2-135m", dtype="bfloat16"),
-        input=InputConfig(path=(prompts_file,)),
-        output=OutputConfig(path="unused"),
-        sampling=SamplingConfig(max_tokens=TOKENS),
-    )
+    job = demo_job(prompts_file, TOKENS)
     loaded = load_model(job.model)
     runner = ModelRunner(loaded.model)
     bytes_per_s = bandwidth()

@@ -18,10 +18,10 @@ from typing import Any
 import click
 import numpy as np
 import torch
+from demo_job import demo_job
 
 from jobs.bench.workload import load_workload
-from pipeline.config import EngineConfig, JobConfig, ModelConfig, SamplingConfig
-from pipeline.data_config import InputConfig, OutputConfig
+from pipeline.config import EngineConfig, JobConfig, SamplingConfig
 from pipeline.decoding_config import AutoConfig, AutoregressiveConfig, DecodingConfig
 from workers.engine import Engine, Request
 from workers.model_loading import LoadedModel, load_model
@@ -96,12 +96,7 @@ def draw(run: Run, path: str) -> None:
 @click.option("--threads", default=2, show_default=True)
 def main(prompts_file: str, json_file: str, chart_file: str, rounds: int, threads: int) -> None:
     torch.set_num_threads(threads)
-    job = JobConfig(
-        model=ModelConfig(id="builtin:smollm2-135m", dtype="bfloat16"),
-        input=InputConfig(path=(prompts_file,)),
-        output=OutputConfig(path="unused"),
-        sampling=SamplingConfig(max_tokens=MOST_TOKENS),
-    )
+    job = demo_job(prompts_file, MOST_TOKENS)
     loaded = load_model(job.model)
     sampling = SamplingConfig(max_tokens=MOST_TOKENS, temperature=0.0)
     requests = [Request(f"row-{i}", ids, sampling) for i, ids in enumerate(_prompt_ids(job, loaded))]
