@@ -11,6 +11,7 @@
 
 #include "amx.h"
 #include "lanes.h"
+#include "lines_ahead.h"
 
 namespace amx {
 
@@ -58,7 +59,8 @@ class Tiles {
 
     // out[i * out_stride + j] = scale * queries[first + i] . keys[j] for `count` queries and 32 keys
     void scores(int64_t first, int64_t count, const uint16_t* keys, int64_t stride, float scale, float* out,
-                int64_t out_stride) {
+                int64_t out_stride, LinesAhead& ahead) {
+        ahead.fetch(32);
         const float* queries = pairs.data() + first / height * size / 2 * LANES;
         const int64_t bytes = stride * sizeof(uint16_t);
         _tile_zero(0);
@@ -85,8 +87,9 @@ class Tiles {
 
     // sums[i] += weights[i, j] values[j], rank after rank, for `count` queries; lanes in the order of `side_by_side`
     void add_values(const uint16_t* weights, int64_t weight_stride, int64_t count, const uint16_t* values,
-                    int64_t stride, int64_t ranks, float* sums) {
+                    int64_t stride, int64_t ranks, float* sums, LinesAhead& ahead) {
         if (ranks == 0) return;
+        ahead.fetch(32);
         configure(count);
         int d = 0;
         for (; d + 4 * LANES <= size; d += 4 * LANES)

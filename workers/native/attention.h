@@ -17,12 +17,15 @@
 #include <cstring>
 #include <vector>
 
+#include "lines_ahead.h"
 #include "lanes.h"
 #include "step.h"
 
 constexpr int BLOCK = 32;         // ranks
 constexpr int MOST_QUERIES = 16;  // of a group and a key head
-constexpr int KEYS_AHEAD = 64;    // columns by which keys are fetched ahead
+constexpr int KEYS_AHEAD = 64;    // columns by which keys are fetched ahead within a task
+constexpr int64_t MOST_BYTES_AHEAD = 192 << 10;  // of keys and of values: they wait in the second-level cache
+constexpr int TASK_ROWS = 2;  // what reading the keys of a group takes, in rows of it
 
 // Rows [first, end) of a step. The ranks before `shared` are the columns from `lowest` on for all of them.
 struct Group {
@@ -59,6 +62,43 @@ inline std::vector<Group> grouped(const Step& step, int64_t window, int64_t most
     return groups;
 }
 
+// Some key/value heads of a group: [first_head, end_head).
+struct Task {
+    const Group* rows;
+    int64_t first_head, end_head;
+};
+
+// The attention of one layer, cut into tasks for so many threads: few groups by key/value head and into fewer rows
+// each, so that all threads end together; of many, each reads its keys in one stream.
+class Tasks {
+  public:
+    Tasks(const Step& step, int64_t window, int64_t most_rows, int64_t kv_heads, int64_t threads)
+        : groups(grouped(step, window, most_rows)), kv_heads(kv_heads) {
+        if (int64_t(groups.size()) >= 2 * threads) return;
+        split = kv_heads;
+        auto longest_thread = [&](const std::vector<Group>& some) {
+            int64_t rows = 0;
+            for (const Group& group : some) rows = std::max(rows, group.end - group.first);
+            return (int64_t(some.size()) * split + threads - 1) / threads * (rows + TASK_ROWS);
+        };
+        for (int64_t most = most_rows - 1; most > 0; --most) {
+            std::vector<Group> other = grouped(step, window, most);
+            if (longest_thread(other) < longest_thread(groups)) groups = std::move(other);
+        }
+    }
+
+    int64_t count() const { return groups.size() * split; }
+
+    Task operator[](int64_t i) const {
+        const int64_t heads = kv_heads / split, first = i % split * heads;
+        return {&groups[i / split], first, first + heads};
+    }
+
+  private:
+    std::vector<Group> groups;
+    int64_t kv_heads, split = 1;
+};
+
 // scores[j] -> exp(scores[j] - highest) as E keeps values, at the front of the same memory, 0 from `visible` to the end
 // to `padded`; returns 1 / their sum
 template <class E>
@@ -91,16 +131,19 @@ class Attention {
     // Query heads of part p of key/value head h: [first_query(h, p), first_query(h, p + 1)).
     int64_t first_query(int64_t h, int64_t p) const { return h * group_size + group_size * p / parts; }
 
-    void operator()(const Group& rows, int64_t l, int64_t first_head, int64_t end_head, const Value* qkv,
-                    int64_t qkv_width, Value* out, int64_t out_width) {
-        group = rows;
-        first = first_head;
-        heads = end_head - first_head;
+    // `near` columns have been fetched already. Returns how many of the next task's, if there is one, are now.
+    int64_t operator()(const Task& task, const Task* next, int64_t near, int64_t l, const Value* qkv,
+                       int64_t qkv_width, Value* out, int64_t out_width) {
+        group = *task.rows;
+        first = task.first_head;
+        heads = task.end_head - first;
         width = heads * size;
         count = group.end - group.first;
         height = (group_size + parts - 1) / parts * count;
-        keys = static_cast<const Value*>(step.key_base[group.first]) + l * step.layer_stride[group.first];
+        keys = keys_of(group, l);
         values = keys + step.value_stride[group.first];
+        fetched = near;
+        const int64_t columns_ahead = plan_ahead(next, l);
         visible.clear();
         for (int64_t t = group.first; t < group.end; ++t) visible.push_back(own_columns(t, nullptr, nullptr));
         longest = std::max_element(visible.begin(), visible.end()) - visible.begin();
@@ -126,6 +169,7 @@ class Attention {
             }
         });
         unit.finish();
+        return columns_ahead;
     }
 
     // Rows of a sequence that go together.
@@ -197,33 +241,50 @@ class Attention {
         unit.prepare(queries.data(), heads * parts, height, size);
     }
 
+    const Value* keys_of(const Group& rows, int64_t l) const {
+        return static_cast<const Value*>(step.key_base[rows.first]) + l * step.layer_stride[rows.first];
+    }
+
+    // What is read of values later, then the next task's keys and values.
+    int64_t plan_ahead(const Task* next, int64_t l) {
+        const int64_t stride = model.kv_heads * size * sizeof(Value);
+        ahead.clear();
+        if (group.shared > fetched)
+            ahead.add(at_column(values, group.lowest + fetched), width * sizeof(Value), stride, group.shared - fetched);
+        if (!next) return 0;
+        const Group& rows = *next->rows;
+        const int64_t its_width = (next->end_head - next->first_head) * size * sizeof(Value);
+        const int64_t columns = std::min(in_sequence(step, rows.first, rows.lowest), MOST_BYTES_AHEAD / its_width);
+        const Value* from = keys_of(rows, l) + (rows.lowest * model.kv_heads + next->first_head) * size;
+        ahead.add(from, its_width, stride, columns);
+        ahead.add(from + step.value_stride[rows.first], its_width, stride, columns);
+        return columns;
+    }
+
     void score() {
         const int64_t stride = model.kv_heads * size;
         for (int64_t j = 0; j < group.shared; j += BLOCK) {
-            fetch(j);
+            fetch_keys(j);
             for_each_part([&](int64_t at, int64_t h, int64_t n) {
                 unit.scores(at, n * count, at_column(keys, group.lowest + j) + h * size, stride, model.scale,
-                            scores.data() + at * padded + j, padded);
+                            scores.data() + at * padded + j, padded, ahead);
             });
         }
         beyond_shared(keys, [&](int64_t r, int64_t rows, int64_t rank, int64_t ranks, auto* from, int64_t step_by) {
             for_each_part([&](int64_t at, int64_t h, int64_t n) {
                 for (int64_t j = 0; j < ranks; j += BLOCK)
                     unit.scores(at + r * n, n * rows, from + j * step_by + h * size, step_by, model.scale,
-                                scores.data() + (at + r * n) * padded + rank + j, padded);
+                                scores.data() + (at + r * n) * padded + rank + j, padded, ahead);
             });
         });
     }
 
-    // The values are read next, and the keys a little later: too many short streams for the CPU to foresee.
-    void fetch(int64_t j) const {
-        const int line = 64 / sizeof(Value);
-        for (int64_t i = group.lowest + j; i < group.lowest + j + BLOCK; ++i) {
-            const int64_t later = std::min(i + KEYS_AHEAD, group.lowest + group.shared - 1);
-            for (int64_t d = 0; d < width; d += line) {
-                _mm_prefetch(at_column(values, i) + d, _MM_HINT_T1);
-                _mm_prefetch(at_column(keys, later) + d, _MM_HINT_T0);
-            }
+    // Too many short streams for the CPU to foresee.
+    void fetch_keys(int64_t j) const {
+        for (int64_t i = std::max(j, fetched); i < j + BLOCK; ++i) {
+            const int64_t later = std::min(i + KEYS_AHEAD, group.shared - 1);
+            for (int64_t d = 0; d < width; d += 64 / sizeof(Value))
+                _mm_prefetch(at_column(keys, group.lowest + later) + d, _MM_HINT_T0);
         }
     }
 
@@ -233,14 +294,17 @@ class Attention {
 
     void add_values() {
         const int64_t stride = model.kv_heads * size, weight_stride = padded * sizeof(float) / sizeof(Value);
-        for_each_part([&](int64_t at, int64_t h, int64_t n) {
-            unit.add_values(weights(at, 0), weight_stride, n * count, at_column(values, group.lowest) + h * size,
-                            stride, group.shared, sums.data() + at * size);
-        });
+        for (int64_t j = 0; j < group.shared; j += BLOCK) {
+            for_each_part([&](int64_t at, int64_t h, int64_t n) {
+                unit.add_values(weights(at, j), weight_stride, n * count,
+                                at_column(values, group.lowest + j) + h * size, stride, BLOCK,
+                                sums.data() + at * size, ahead);
+            });
+        }
         beyond_shared(values, [&](int64_t r, int64_t rows, int64_t rank, int64_t ranks, auto* from, int64_t step_by) {
             for_each_part([&](int64_t at, int64_t h, int64_t n) {
                 unit.add_values(weights(at + r * n, rank), weight_stride, n * rows, from + h * size, step_by, ranks,
-                                sums.data() + (at + r * n) * size);
+                                sums.data() + (at + r * n) * size, ahead);
             });
         });
     }
@@ -253,6 +317,8 @@ class Attention {
     int64_t first, heads, width, count, height, padded, longest;
     bool chain;  // no row has ancestors elsewhere
     const Value *keys, *values;
+    int64_t fetched;
+    LinesAhead ahead;
     std::vector<Value> queries, own;
     std::vector<float> scores, sums, normalizer;
     std::vector<int64_t> visible;

@@ -10,9 +10,11 @@
 #include <omp.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <optional>
 #include <vector>
 
 #include "amx_attention.h"
@@ -136,13 +138,15 @@ void forward(const Model& model, const Step& step, typename E::Value* hidden, ty
     std::vector<Value> normed(std::max(rows, step.num_sampled) * width), qkv(rows * qkv_width),
         attended(rows * query_width), gate_up(rows * 2 * I), inner(rows * I), delta(rows * width);
     Projection<E> project(model, step);
+    std::vector<std::atomic<int64_t>> taken(model.layers);  // tasks of a layer beyond the first of each thread
     const Next head{model.head, width, step.num_sampled ? model.vocabulary : 0};
 
 // One team for the whole forward: its threads wait for each other after each part, which costs less than a new team.
 #pragma omp parallel num_threads(threads)
     {
         Attention<E, Unit> attend(model, step);
-        std::vector<Group> groups;
+        std::optional<Tasks> tasks;
+        const int64_t team = omp_get_num_threads();
         for (int64_t l = 0; l < model.layers; ++l) {
             const Layer& base = model.layer[l];
             const Layer& adapted = model.adapted ? model.adapted[l] : base;
@@ -158,15 +162,16 @@ void forward(const Model& model, const Step& step, typename E::Value* hidden, ty
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < rows; ++t) place<E>(model, of_row(t), step, l, t, qkv.data() + t * qkv_width);
             if (l == 0 || base.sliding_window != model.layer[l - 1].sliding_window)
-                groups = grouped(step, base.sliding_window, attend.most_rows());
-            // Few groups: one task per key/value head. Many: one per group, which reads its keys in one stream.
-            const int64_t count = groups.size(), split = count < 2 * threads ? model.kv_heads : 1;
-            const int64_t heads = model.kv_heads / split;
-#pragma omp for schedule(dynamic, 1)
-            for (int64_t i = 0; i < count * split; ++i) {
-                const int64_t h = i % split * heads;
-                attend(groups[i / split], l, h, h + heads, qkv.data(), qkv_width, attended.data(), query_width);
+                tasks.emplace(step, base.sliding_window, attend.most_rows(), model.kv_heads, team);
+            // A thread takes its next task before it does one, so that it can fetch ahead.
+            int64_t near = 0;
+            for (int64_t i = omp_get_thread_num(), later; i < tasks->count(); i = later) {
+                later = team + taken[l].fetch_add(1, std::memory_order_relaxed);
+                const Task next = later < tasks->count() ? (*tasks)[later] : Task{};
+                near = attend((*tasks)[i], next.rows ? &next : nullptr, near, l, qkv.data(), qkv_width,
+                              attended.data(), query_width);
             }
+#pragma omp barrier
             project(attended.data(), query_width, base.output, nullptr, adapted.output, nullptr, adapted.output_patch,
                     delta.data(), width, {base.gate_up, width, 2 * I});
 #pragma omp for schedule(static)

@@ -32,7 +32,6 @@ struct Float32 {
         values[1] = load(a + LANES);
     }
     static void in_order(f16*) {}
-    static f16 dot_part(f16 sum, const float* a, const float* b) { return _mm512_fmadd_ps(load(a), load(b), sum); }
 };
 
 #ifdef __AVX512BF16__
@@ -72,9 +71,6 @@ struct BFloat16 {
         const f16 first = v[0], second = v[1];
         v[0] = _mm512_permutex2var_ps(first, low, second);
         v[1] = _mm512_permutex2var_ps(first, high, second);
-    }
-    static f16 dot_part(f16 sum, const uint16_t* a, const uint16_t* b) {
-        return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_loadu_si512(a), (__m512bh)_mm512_loadu_si512(b));
     }
 };
 #endif
