@@ -93,6 +93,9 @@ class DraftModelConfig(FixedWindow):
     model: str = Field(min_length=1, description="hub id or folder of the draft model")
 
 
+_MOST_BRANCHES = 3
+
+
 class PTPConfig(Windowed):
     """Parallel token prediction (arXiv 2512.21323): a trained adapter drafts a chain from the noise of its tokens."""
 
@@ -104,14 +107,16 @@ class PTPConfig(Windowed):
         description="serial: a pass that drafts, then one that verifies; one_pass: both at once, with a branch for "
         "each likely number of accepted drafts; auto: one_pass on GPUs, serial on CPUs",
     )
-    branches: int = Field(3, ge=1, le=64, description="most branches of a sequence in one_pass mode")
+    branches: int | None = Field(
+        None, ge=1, le=64, description="most branches of a sequence in one_pass mode; default: 3 on GPUs, 1 on CPUs"
+    )
     max_window: int = Field(8, ge=1, le=256, description="most draft rows of a sequence")
 
     @property
     def extra_rows(self) -> int:
         """Auxiliary rows of a sequence. A window has one row more than drafts where its first target is emitted anyway,
         or where the pending token runs in the drafting pass too."""
-        return (1 if self.mode == "serial" else self.branches) * (self.max_window + 1)
+        return (1 if self.mode == "serial" else self.branches or _MOST_BRANCHES) * (self.max_window + 1)
 
     @model_validator(mode="after")
     def _own_model(self) -> PTPConfig:

@@ -202,6 +202,9 @@ class AdapterChoice(Section):
     variant: Variant = Field("lora", description="lora: low-rank changes of all linear layers; full: a trained copy")
     rank: int = Field(16, ge=1, description="of lora")
     scale: float = Field(1.0, gt=0.0, description="factor of the low-rank change")
+    start: str | None = Field(
+        None, description="an adapter to begin with: its folder; base, head, embedding, slot_zero, variant, rank alike"
+    )
 
 
 class TrainConfig(Section):

@@ -53,6 +53,8 @@ def prompt_block(slot: Slot, start: int, tokens: tuple[int, ...], *, sampled: bo
 
 def decode_block(slot: Slot, start: int, pending: int, draft: Draft, extra: ExtraRows | None) -> Block:
     """The pending token, the draft tree, and the extra rows of one sequence (see `block_mask`)."""
+    if not draft.tokens and extra is None:  # a plain step
+        return Block(slot, start, (pending,), (start,), None, (0,))
     tokens = (pending, *draft.tokens)
     positions = (start, *(start + depth for depth in draft.depths))
     sampled = tuple(range(len(tokens)))
@@ -60,8 +62,7 @@ def decode_block(slot: Slot, start: int, pending: int, draft: Draft, extra: Extr
         sampled += tuple(len(tokens) + row for row in extra.sampled)
         tokens += extra.tokens
         positions += tuple(start + offset for offset in extra.offsets)
-    mask_RR = block_mask(draft, extra) if len(tokens) > 1 else None
-    return Block(slot, start, tokens, positions, mask_RR, sampled)
+    return Block(slot, start, tokens, positions, block_mask(draft, extra), sampled)
 
 
 def slot_block(slot: Slot, start: int, seen: int, position: int, inputs_RE: Tensor, sampled: tuple[int, ...]) -> Block:

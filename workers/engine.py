@@ -30,7 +30,7 @@ from workers.sampling import Picks
 from workers.scheduler import Schedule, Scheduler
 from workers.sequence import Request, SampleResult, Sequence
 from workers.speculation import build_speculation
-from workers.step_sampling import pick_rows, record_extras, top_candidates
+from workers.step_sampling import Candidates, pick_rows, picks_the_best, record_extras, top_candidates
 from workers.tracing import TracingCounter
 from workers.verification import accepted_path
 
@@ -147,17 +147,18 @@ class Engine:
             return []
         forward_began = time.perf_counter()
         branches = [block for item in plan for block in branch_blocks(item)]
-        logits_SV = self.runner.forward([item.block for item in plan] + branches)
-        logits_SV, logits_AV = logits_SV.tensor_split([sum(len(item.block.sampled) for item in plan)])
+        logits_SV = logits_AV = self.runner.forward([item.block for item in plan] + branches)
+        if branches:
+            logits_SV, logits_AV = logits_SV.tensor_split([sum(len(item.block.sampled) for item in plan)])
         for item in plan:
             if item.proposal is None:
                 item.block.slot.used += item.block.num_rows
         sampled = [item for item in plan if item.proposal is not None]
-        picks = pick_rows(sampled, logits_SV, compiled=self._compiled) if sampled else None
+        picks, top = self._pick(sampled, logits_SV) if sampled else (None, None)
         picked = [] if picks is None else picks.token_R.tolist()  # waits for the device
         forward_s = time.perf_counter() - forward_began
         before = [len(sequence.tokens) for sequence in schedule.decoding]
-        results = [] if picks is None else self._emit(sampled, picks, picked, logits_SV)
+        results = [] if picks is None else self._emit(sampled, picks, picked, logits_SV, top)
         if branches and self.speculation is not None:
             accepted = [len(s.tokens) - n - 1 for s, n in zip(schedule.decoding, before, strict=True)]
             self.speculation.read_branches(plan[-len(accepted) :], accepted, logits_AV)
@@ -196,13 +197,25 @@ class Engine:
             plan.append(PlannedBlock(sequence, block, proposal))
         return plan
 
+    def _pick(self, sampled: list[PlannedBlock], logits_SV: Tensor) -> tuple[Picks, Candidates | None]:
+        """The picks of a step. Where all are greedy, the drafter's candidates, if it wants some, begin with them."""
+        k = 0 if self.speculation is None else self.speculation.top_k
+        if k and self._compiled and picks_the_best(sampled) and native_sampling.serves(logits_SV):
+            top = top_candidates(logits_SV, k)
+            return Picks(torch.from_numpy(top[0][:, 0])), top
+        return pick_rows(sampled, logits_SV, compiled=self._compiled), None
+
     def _emit(
-        self, sampled: list[PlannedBlock], picks: Picks, picked: list[int], logits_SV: Tensor
+        self,
+        sampled: list[PlannedBlock],
+        picks: Picks,
+        picked: list[int],
+        logits_SV: Tensor,
+        top: Candidates | None,
     ) -> list[SampleResult]:
-        """Verify and commit every sampled block; returns the samples that ended."""
+        """Verify and commit every sampled block; returns the samples that ended. `top` are candidates known already."""
         speculation = self.speculation
-        top = None
-        if speculation is not None and speculation.top_k:
+        if top is None and speculation is not None and speculation.top_k:
             top = top_candidates(logits_SV, speculation.top_k, compiled=self._compiled)
         emitted, moves = [], []
         first = 0

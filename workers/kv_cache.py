@@ -181,7 +181,7 @@ class KVCache:
         return capacity * self.shape.bytes_per_token
 
     def _enlarge(self, capacity: int) -> Slab | None:
-        """Room for at least one more slot in a slab: half as many again where the budget allows, else just one.
+        """Room for at least one more slot in a slab: twice as many where the budget allows, else as many as it does.
 
         Idle slots of other slabs are given back first when they stand in the way.
         """
@@ -192,7 +192,7 @@ class KVCache:
                 self._trim(except_capacity=capacity)
             beyond_budget = 0 if self.used_bytes else self.limit_bytes - self.budget_bytes
             room = (self.free_bytes + beyond_budget) // self._slot_bytes(capacity)
-            extra = min(room, max(1, old // 2), self.max_slots - old)
+            extra = min(room, max(1, old), self.max_slots - old)
             if extra >= 1:
                 return self._resize(capacity, old + extra)
         return None

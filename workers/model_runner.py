@@ -200,14 +200,14 @@ class ModelRunner:
         if not deviation < MOST_DEVIATION[self.model.dtype]:
             raise NativeUnavailable(f"{type(self.model).__name__} is not built like Llama: its logits differ")
 
-    @torch.inference_mode()
     def forward(self, blocks: list[Block]) -> Tensor:
         """Logits `[S, V]` after the sampled rows of all blocks, in order; keys and values of all rows are stored."""
-        if self.native is not None:
+        if self.native is not None:  # takes no gradients anyway
             return self.native.forward(blocks, None if self._native_adapter is None else self._native_adapter.fields)
-        if self.varlen is not None and all(block.inputs_RE is None for block in blocks):
-            return self.varlen.forward(blocks)
-        return self._forward_modules(blocks)
+        with torch.inference_mode():
+            if self.varlen is not None and all(block.inputs_RE is None for block in blocks):
+                return self.varlen.forward(blocks)
+            return self._forward_modules(blocks)
 
     @property
     def bucket_edges(self) -> tuple[int, ...]:

@@ -87,11 +87,14 @@ class Scheduler:
             if sequence.is_decoding:  # one that was sent back for an older one is not
                 self._make_room(sequence)
         self._admit()
-        decoding = [s for s in self.running if s.is_decoding]
+        decoding: list[Sequence] = []
+        prefilling: list[Sequence] = []
+        for sequence in self.running:
+            (decoding if sequence.is_decoding else prefilling).append(sequence)
         budget = self.max_tokens_per_step - len(decoding)
         chunks = []
-        for sequence in self.running:
-            if not sequence.is_decoding and budget > 0:
+        for sequence in prefilling:
+            if budget > 0:
                 rows = min(sequence.num_uncached, budget)
                 chunks.append((sequence, rows))
                 budget -= rows

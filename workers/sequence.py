@@ -82,7 +82,8 @@ class StatsCounter:
         """One step that drafted `draft` and accepted these rows (row r is node r - 1)."""
         self.accepted[len(accepted_rows)] += 1
         self.drafted[len(draft)] += 1
-        self.by_drafter.update(draft.drafters[row - 1] for row in accepted_rows)
+        for row in accepted_rows:
+            self.by_drafter[draft.drafters[row - 1]] += 1
 
     def spans_noted(self) -> tuple[DraftSpan, ...] | None:
         """None: where drafts were accepted is only noted in jobs that trace (see `tracing`)."""
@@ -174,7 +175,8 @@ class Sequence:
 
     @property
     def is_decoding(self) -> bool:
-        return self.slot is not None and self.num_uncached == 1 and self.started
+        slot, tokens = self.context.slot, self.context.tokens
+        return self.started and slot is not None and len(tokens) - slot.used == 1
 
     @property
     def num_remaining(self) -> int:
@@ -193,25 +195,23 @@ class Sequence:
     def emit(self, tokens: Seq[int], tokenizer: PreTrainedTokenizerBase) -> int:
         """Commit tokens until one of them ends the sample; returns how many were committed."""
         assert self.finish_reason is None
+        committed, stops = self.context.tokens, self.request.sampling.stop
         for count, token in enumerate(tokens, start=1):
-            self.tokens.append(token)
-            if token in self.end_ids or self._meets_stop_string(tokenizer):
+            committed.append(token)
+            if token in self.end_ids or (stops and self._meets_stop_string(stops, tokenizer)):
                 self.finish_reason = "stop"
-            elif self.num_remaining == 0:
+                return count
+            if len(committed) == self.max_length:
                 self.finish_reason = "length"
-            if self.finish_reason is not None:
                 return count
         return len(tokens)
 
-    def _meets_stop_string(self, tokenizer: PreTrainedTokenizerBase) -> bool:
+    def _meets_stop_string(self, stops: tuple[str, ...], tokenizer: PreTrainedTokenizerBase) -> bool:
         """Whether the text so far holds a stop string that the newest token completed.
 
         Only a tail is decoded: a character takes at most four byte-level tokens, and a few tokens more keep the
         tail's own start (a cut character, a stripped space) away from the place that is searched.
         """
-        stops = self.request.sampling.stop
-        if not stops:
-            return False
         tail = max(self.context.prompt_length, len(self.tokens) - 4 * max(map(len, stops)) - 16)
         text = tokenizer.decode(self.tokens[tail:], skip_special_tokens=True)
         if not any(stop in text for stop in stops):

@@ -67,11 +67,12 @@ class Speculation:
         proposals = [EMPTY_PROPOSAL] * len(decoding)
         self._draft_rows = 0
         if any(windows.rows):
-            if schedule.num_waiting == 0:
+            if schedule.num_waiting == 0 and len(decoding) > 1:
                 remaining = [scheduler.expected_remaining(sequence) for sequence in decoding]
-                self._load = replace(self._load, values=token_values(remaining))
+                load = self._load
+                self._load = StepLoad(load.keys, load.columns, token_values(remaining), load.room, load.waiting)
             proposals = self._policy.select(self._proposed(decoding, windows), self._load)
-            self._draft_rows = sum(len(p.draft) + p.extra_rows for p in proposals)
+            self._draft_rows = sum([len(p.draft.tokens) + p.extra_rows for p in proposals if p is not EMPTY_PROPOSAL])
         self._seconds = time.perf_counter() - began
         return proposals
 
@@ -92,7 +93,7 @@ class Speculation:
         began = time.perf_counter()
         assert item.proposal is not None
         draft, context = item.proposal.draft, item.sequence.context
-        emitted = tuple(picks[row] for row in path)
+        emitted = tuple([picks[row] for row in path])
         tokens_RK, probs_RK = (None, None) if candidates is None else candidates
         self._drafter.observe(
             context, StepOutcome(draft, tuple(picks), path, emitted, tokens_RK, probs_RK, tuple(extra_picks))
@@ -137,13 +138,15 @@ class Speculation:
         depths = [sequence.num_remaining - 1 for sequence in decoding]
         most = [rows if depth else 0 for rows, depth in zip(windows.rows, depths, strict=True)]
         proposals = self._drafter.propose([sequence.context for sequence in decoding], most, windows.min_score)
-        cut = []
-        for sequence, rows, depth, proposal in zip(decoding, most, depths, proposals, strict=True):
-            assert len(proposal.draft) <= rows, (self._drafter.name, len(proposal.draft), rows)
-            if len(proposal.draft) > depth:
-                proposal = proposal.bought(proposal.draft.up_to_depth(depth), extra=True)
-            cut.append(self._within_context(sequence, proposal))
-        return cut
+        for i, proposal in enumerate(proposals):
+            if proposal is EMPTY_PROPOSAL:
+                continue
+            size = len(proposal.draft.tokens)
+            assert size <= most[i], (self._drafter.name, size, most[i])
+            if size > depths[i]:
+                proposal = proposal.bought(proposal.draft.up_to_depth(depths[i]), extra=True)
+            proposals[i] = self._within_context(decoding[i], proposal)
+        return proposals
 
     def _within_context(self, sequence: Sequence, proposal: Proposal) -> Proposal:
         """Without extra rows or branches that lie beyond the context: there some models change the frequencies of the

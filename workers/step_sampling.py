@@ -24,16 +24,19 @@ from workers.sequence import Sequence
 Candidates = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
 """Ids and probabilities `[S, K]` of the model's best tokens after each row, best first."""
 
+_NO_NOISE = torch.empty(0, dtype=torch.int64)
+"""The noise streams of rows that are picked at temperature 0."""
+
 
 def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor, *, compiled: bool = True) -> Picks:
     """The token after every sampled row, picked with the noise of that row's own position.
 
     Requests with different sampling parameters are picked group by group; the result does not depend on the grouping.
     """
-    params = [item.sequence.context.sampling for item in sampled for _ in item.block.sampled]
-    kinds = dict.fromkeys(params)
+    kinds = dict.fromkeys(_kinds(sampled))
     if len(kinds) == 1:
-        return _picked(sampled, logits_SV, params[0], compiled=compiled)
+        return _picked(sampled, logits_SV, next(iter(kinds)), compiled=compiled)
+    params = [item.sequence.context.sampling for item in sampled for _ in item.block.sampled]
     token_S = torch.empty(len(params), dtype=torch.int64, device=logits_SV.device)
     bounds_2S = torch.zeros(2, len(params), dtype=torch.float64, device=logits_SV.device)
     sets = [0] * len(params)
@@ -50,12 +53,17 @@ def pick_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor, *, compiled: bool =
     return Picks(token_S, bounds_2S[0], bounds_2S[1], tuple(sets) if any(kind.chooses_noise for kind in kinds) else ())
 
 
+def _kinds(sampled: Seq[PlannedBlock]) -> list[SamplingConfig]:
+    """The parameters of all rows, mostly one object: comparing them for each row would take as long as picking."""
+    every = [item.sequence.context.sampling for item in sampled]
+    return list({id(kind): kind for kind in every}.values())
+
+
 def _picked(sampled: Seq[PlannedBlock], logits_SV: Tensor, kind: SamplingConfig, *, compiled: bool) -> Picks:
     """The picks of blocks that are all sampled alike."""
     logits_SV = _penalized(sampled, logits_SV, kind)
     if kind.temperature == 0.0:
-        stream_S = torch.zeros(len(logits_SV), dtype=torch.int64, device=logits_SV.device)
-        return pick(logits_SV, kind, stream_S, compiled=compiled)
+        return pick(logits_SV, kind, _NO_NOISE, compiled=compiled)
     keys = [item.sequence.noise for item in sampled for _ in item.block.sampled]
     indices = [index for item in sampled for index in item.token_indices]
     if not kind.chooses_noise:
@@ -85,6 +93,12 @@ def _histories(item: PlannedBlock) -> list[RowHistory]:
         output[token] += 1
         branches.append(RowHistory(committed.prompt, output))
     return branches + [committed] * (len(item.block.sampled) - len(branches))
+
+
+def picks_the_best(sampled: Seq[PlannedBlock]) -> bool:
+    """Whether the pick after every row is the model's best token, and nothing else is asked about it."""
+    kinds = _kinds(sampled)
+    return all(k.temperature == 0.0 and k.coupling == "gumbel" and not k.has_penalties for k in kinds)
 
 
 def top_candidates(logits_SV: Tensor, k: int, *, compiled: bool = True) -> Candidates:

@@ -18,6 +18,8 @@ def accepted_path(draft: Draft, picks: Sequence[int]) -> tuple[int, ...]:
     Worked example: pending `a`, draft b, c, d with parents -1, 0, 0 (rows 1, 2, 3), picks a->b, b->d, c->x, d->e:
     path (0, 1, 3), emitted (b, d, e).
     """
+    if not draft.tokens:  # a plain step
+        return (0,)
     edges = zip(draft.parents, draft.tokens, strict=True)
     row_of = {(parent + 1, token): i + 1 for i, (parent, token) in enumerate(edges)}
     path = [0]

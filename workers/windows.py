@@ -23,7 +23,7 @@ from operator import itemgetter, truediv
 from pipeline.decoding_config import AutoConfig, Windowed
 from workers.adaptive_window import AdaptiveWindow
 from workers.cost_model import CostModel, calibrate
-from workers.drafters.base import EMPTY_DRAFT, Draft, Proposal
+from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, Draft, Proposal
 from workers.latch import Latch
 from workers.model_runner import ModelRunner
 from workers.window_policy import StepLoad, StepMeasure, StepRoom, WindowPolicy, Windows
@@ -91,11 +91,14 @@ class GoodputController:
         surplus = [tokens - rate * s for tokens, s in zip(gained, seconds, strict=False)]
         best = surplus.index(max(surplus))
         self._threshold += 0.2 * (rate * (seconds[best + 1] - seconds[best]) - self._threshold)
-        kept: list[list[int]] = [[] for _ in proposals]
+        kept: dict[int, list[int]] = {}
         for _, owner, node in ranked[:best]:
-            kept[owner].append(node)
+            kept.setdefault(owner, []).append(node)
         buys_extra = self._extra_pays(proposals, load, best, rate)
-        return [_bought(p, nodes, extra=buys_extra) for p, nodes in zip(proposals, kept, strict=True)]
+        return [
+            p if p is EMPTY_PROPOSAL else _bought(p, kept.get(owner, ()), extra=buys_extra)
+            for owner, p in enumerate(proposals)
+        ]
 
     def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
         self._claimed += sum(draft.scores)
@@ -143,7 +146,7 @@ class GoodputController:
 
     def _extra_pays(self, proposals: Sequence[Proposal], load: StepLoad, bought: int, rate: float) -> bool:
         """Rows of two-dimensional windows and branches are bought as one item, by what they were measured to yield."""
-        extra = sum(p.extra_rows for p in proposals)
+        extra = sum([p.extra_rows for p in proposals if p is not EMPTY_PROPOSAL])
         if not extra or bought + extra > min(load.room.free_rows, self._config.max_draft_rows):
             return False
         without_s, with_s = self._seconds(load, (bought, bought + extra))
@@ -155,14 +158,18 @@ def _ranked(proposals: Sequence[Proposal], values: Sequence[float]) -> list[tupl
     nodes = [
         (value * score, owner, node)
         for owner, (p, value) in enumerate(zip(proposals, values, strict=True))
+        if p is not EMPTY_PROPOSAL
         for node, score in enumerate(p.draft.scores)
     ]
     return sorted(nodes, key=itemgetter(0), reverse=True)
 
 
-def _bought(proposal: Proposal, nodes: list[int], *, extra: bool) -> Proposal:
-    if len(nodes) == len(proposal.draft) and not proposal.extra_rows:
-        return proposal
+def _bought(proposal: Proposal, nodes: Sequence[int], *, extra: bool) -> Proposal:
+    if proposal.extra is None and not proposal.branches:
+        if len(nodes) == len(proposal.draft.tokens):
+            return proposal
+        if not nodes and not proposal.extra_yield:
+            return EMPTY_PROPOSAL
     return proposal.bought(proposal.draft.keep(nodes) if nodes else EMPTY_DRAFT, extra=extra)
 
 

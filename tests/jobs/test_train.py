@@ -103,6 +103,15 @@ def test_the_pipelines_output_trains_adapters_of_its_model(
         assert adapter.config.metrics["correct"] == result["correct"]
         assert any((tmp_path / "two" / arm.name / "tensorboard").iterdir())
 
+    # A further training goes on from an adapter, whose steps it counts.
+    further = parse_train(data, [f"adapter.start={tmp_path / 'two' / 'o' / 'adapter'}", "training.lr=1e-12"])
+    (arm, _) = arms_of(further)
+    assert train_arm(arm, Place(str(tmp_path / "on"), torch.device("cpu")))["steps"] == 6
+    on = load_adapter(str(tmp_path / "on" / "o" / "adapter"), loaded)
+    assert on.config.steps == 12
+    begun = load_file(tmp_path / "two" / "o" / "adapter" / "adapter.safetensors")
+    assert all(torch.allclose(tensor, begun[name], atol=1e-6) for name, tensor in on.state().items())
+
     # Finished arms are told again without a process; another training is refused.
     config = parse_train(data)
     assert run_training(config, arms_of(config), str(tmp_path / "two")) == arms

@@ -8,8 +8,8 @@ from workers.drafters.base import DraftContext, Proposal, StepOutcome
 from workers.drafters.continuation_table import Context
 from workers.drafters.growth import NEGLIGIBLE, Buckets, Claim, Grower
 from workers.drafters.lookahead_window import LookaheadWindows
-from workers.drafters.recycling import RecyclingPredictor
-from workers.drafters.suffix import Matches, SuffixPredictor, trust
+from workers.drafters.recycling import CAPACITY, RecyclingPredictor
+from workers.drafters.suffix import FINISHED_TOKENS, Matches, SuffixPredictor, trust
 
 _TOP_K = 8
 _CONTEXT = 3
@@ -105,9 +105,11 @@ class AutoDrafter:
     name = "auto"
     top_k = _TOP_K
 
-    def __init__(self, lookahead_width: int = 0) -> None:
-        self._suffix = SuffixPredictor(_MAX_MATCH, use_finished=True)
-        self._recycling = RecyclingPredictor(_TOP_K, _CONTEXT)
+    def __init__(
+        self, lookahead_width: int = 0, capacity: int = CAPACITY, finished_tokens: int = FINISHED_TOKENS
+    ) -> None:
+        self._suffix = SuffixPredictor(_MAX_MATCH, use_finished=True, finished_tokens=finished_tokens)
+        self._recycling = RecyclingPredictor(_TOP_K, _CONTEXT, capacity)
         self._windows = LookaheadWindows(lookahead_width, _NGRAM) if lookahead_width else None
         self._grower = Grower(_Blend(self._suffix, self._recycling, with_windows=lookahead_width > 0))
         self._yield = _WindowYield()

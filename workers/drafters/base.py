@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+from operator import lt
 from typing import Protocol
 
 import numpy as np
@@ -75,8 +76,10 @@ class Draft:
     drafters: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        assert len(self.tokens) == len(self.parents) == len(self.scores) == len(self.drafters), self
-        assert all(-1 <= parent < i for i, parent in enumerate(self.parents)), self
+        size = len(self.tokens)
+        assert len(self.parents) == len(self.scores) == len(self.drafters) == size, self
+        assert all(map(lt, self.parents, range(size))), self
+        assert not size or min(self.parents) == -1, self
 
     @classmethod
     def chain(cls, tokens: tuple[int, ...], drafter: str, scores: tuple[float, ...] | None = None) -> Draft:
@@ -98,8 +101,11 @@ class Draft:
     def keep(self, nodes: Iterable[int]) -> Draft:
         """The tree of these nodes alone, in their order here; with a node its ancestors must be kept."""
         kept = sorted(nodes)
-        if len(kept) == len(self):
+        size = len(kept)
+        if size == len(self.tokens):
             return self
+        if not size or kept[-1] == size - 1:  # the first ones, as what is bought of a draft that was grown best-first
+            return Draft(self.tokens[:size], self.parents[:size], self.scores[:size], self.drafters[:size])
         new_index = {-1: -1} | {old: new for new, old in enumerate(kept)}
         return Draft(
             tuple(self.tokens[i] for i in kept),
@@ -136,9 +142,9 @@ class ExtraRows:
         return len(self.tokens)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StepOutcome:
-    """What one step showed about one sequence.
+    """What one step showed about one sequence. Read only (a frozen one takes three times as long to make).
 
     Row 0 is the pending token (as it was before the step), rows 1.. are the nodes of `draft` in order. `picks[r]` is
     the token that plain decoding would emit after row r's own prefix; `emitted` is what was emitted (accepted drafts
@@ -195,6 +201,8 @@ class Proposal:
     @property
     def extra_rows(self) -> int:
         """Rows beside the draft."""
+        if self.extra is None and not self.branches:
+            return 0
         return (0 if self.extra is None else len(self.extra)) + sum(map(len, self.branches))
 
     def bought(self, draft: Draft, *, extra: bool) -> Proposal:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import assert_never
 
 from pipeline.config import EngineConfig
@@ -24,13 +25,20 @@ from workers.drafters.draft_model import DraftModelDrafter, load_draft_model
 from workers.drafters.jacobi import JacobiDrafter
 from workers.drafters.lookahead import LookaheadDrafter
 from workers.drafters.merged import MergedDrafter
+from workers.drafters.native_auto import NativeAutoDrafter
 from workers.drafters.prompt_lookup import PromptLookupDrafter
 from workers.drafters.ptp import PTPDrafter
 from workers.drafters.recycling import RecyclingDrafter
 from workers.drafters.suffix import SuffixDrafter
 from workers.model_loading import LoadedModel
 from workers.model_runner import ModelRunner
+from workers.native.build import NativeUnavailable
 from workers.ptp.adapter import Adapter, load_adapter
+
+logger = logging.getLogger(__name__)
+
+
+_BRANCHES = {"cuda": 3, "cpu": 1}  # on a CPU few rows are idle, and the likeliest branch brings most
 
 
 def adapter_of(config: DecodingConfig, target: LoadedModel) -> Adapter | None:
@@ -67,12 +75,24 @@ def build_drafter(
         case PTPConfig():
             return _ptp(config, target, engine, runner)
         case AutoConfig():
-            drafter = AutoDrafter(config.lookahead_width)
+            drafter = _auto(config, engine)
             if config.adapter is None:
                 return drafter
-            return MergedDrafter(_ptp(PTPConfig(adapter=config.adapter), target, engine, runner), drafter)
+            adapter = PTPConfig(adapter=config.adapter, mode="one_pass")
+            return MergedDrafter(_ptp(adapter, target, engine, runner), drafter)
         case _:
             assert_never(config)
+
+
+def _auto(config: AutoConfig, engine: EngineConfig) -> AutoDrafter | NativeAutoDrafter:
+    """Compiled where it can be; both draft the same."""
+    if engine.compile == "off" or config.lookahead_width:
+        return AutoDrafter(config.lookahead_width)
+    try:
+        return NativeAutoDrafter()
+    except NativeUnavailable as error:
+        logger.info("drafts are made in Python instead of compiled code: %s", error)
+        return AutoDrafter()
 
 
 def _ptp(config: PTPConfig, target: LoadedModel, engine: EngineConfig, runner: ModelRunner) -> PTPDrafter:
@@ -84,4 +104,5 @@ def _ptp(config: PTPConfig, target: LoadedModel, engine: EngineConfig, runner: M
         return PTPDrafter(adapter, own_runner, draft.max_context, own_cache=cache)
     assert runner.adapter is not None
     one_pass = config.mode == "one_pass" or (config.mode == "auto" and runner.device.type == "cuda")
-    return PTPDrafter(runner.adapter, runner, target.max_context, branches=config.branches if one_pass else 0)
+    branches = (config.branches or _BRANCHES.get(runner.device.type, 1)) if one_pass else 0
+    return PTPDrafter(runner.adapter, runner, target.max_context, branches=branches)

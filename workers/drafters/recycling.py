@@ -9,7 +9,7 @@ from workers.drafters.continuation_table import Candidates, Context, Continuatio
 from workers.drafters.frequent_tokens import FrequentTokens
 from workers.drafters.growth import NEGLIGIBLE, Buckets, Claim, Grower
 
-_CAPACITY = 1 << 17  # contexts in the table: some 60 MB
+CAPACITY = 1 << 17  # contexts in the table: some 60 MB
 _TRUST = 0.65  # weight of a longer key against all shorter ones
 _OBSERVED = (0.5,)  # probability of what followed a context in a prompt, where the model's own candidates are unknown
 _FORESEEN = (0.4,)  # and of what followed it in a lookahead window, whose left part is itself a guess
@@ -21,7 +21,7 @@ class RecyclingPredictor:
 
     name = "recycling"
 
-    def __init__(self, top_k: int, context: int, capacity: int = _CAPACITY) -> None:
+    def __init__(self, top_k: int, context: int, capacity: int = CAPACITY) -> None:
         self._context = context
         self._table = ContinuationTable(capacity)
         self._frequent = FrequentTokens(top_k)

@@ -9,7 +9,7 @@ from workers.drafters.groups import PerGroup
 from workers.drafters.growth import Buckets, Claim, Grower
 from workers.drafters.suffix_index import Match, SuffixIndex, followed
 
-_FINISHED_TOKENS = 1 << 17  # of finished outputs that are remembered: some 40 MB
+FINISHED_TOKENS = 1 << 17  # of finished outputs that are remembered: some 40 MB
 _MAX_LENGTH = 12  # longer matches are calibrated together
 
 Matches = list[Match]
@@ -29,10 +29,10 @@ class SuffixPredictor:
 
     name = "suffix"
 
-    def __init__(self, max_match: int, use_finished: bool) -> None:
+    def __init__(self, max_match: int, use_finished: bool, finished_tokens: int = FINISHED_TOKENS) -> None:
         self._max_match = max_match
         self._groups = PerGroup(SuffixIndex)
-        self._finished = SuffixIndex(key_lengths=(2,), max_tokens=_FINISHED_TOKENS) if use_finished else None
+        self._finished = SuffixIndex(key_lengths=(2,), max_tokens=finished_tokens) if use_finished else None
         self._buckets = Buckets(self.name)
 
     def start(self, context: DraftContext) -> None:

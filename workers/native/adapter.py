@@ -6,6 +6,7 @@ Shape legend: N outputs and M inner size of a linear layer, R rank.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -65,18 +66,14 @@ class NativeAdapter:
     def _patch(
         self, state: Mapping[str, Tensor], paths: Sequence[str], outputs: Sequence[int], scale: float
     ) -> PatchFields:
-        """The low-rank additions of layers that run as one: inner parts below each other, outer ones on a diagonal."""
+        """The low-rank additions of layers that run as one, inner and outer parts below each other."""
         if all(f"{path}.a" not in state for path in paths):
-            return PatchFields(None, None, 0)
-        inner = [state[f"{path}.a"] for path in paths]
-        outer = [state[f"{path}.b"] * scale for path in paths]
-        down_RM, up_NR = torch.cat(inner), _on_diagonal(outer)
-        assert up_NR.shape == (sum(outputs), len(down_RM)), (up_NR.shape, outputs)
-        missing = -len(down_RM) % _INNER
-        down_RM, up_NR = F.pad(down_RM, (0, 0, 0, missing)), F.pad(up_NR, (0, missing))
-        return PatchFields(self._weights.pack(down_RM), self._weights.pack(up_NR), len(down_RM))
-
-
-def _on_diagonal(parts: Sequence[Tensor]) -> Tensor:
-    joined: Tensor = torch.block_diag(*parts)  # type: ignore[no-untyped-call]
-    return joined
+            return PatchFields()
+        (rank,) = {len(state[f"{path}.a"]) for path in paths}
+        missing = -rank % _INNER
+        down_RM = torch.cat([F.pad(state[f"{path}.a"], (0, 0, 0, missing)) for path in paths])
+        up_NR = torch.cat([F.pad(state[f"{path}.b"] * scale, (0, missing)) for path in paths])
+        ends = tuple(accumulate(outputs))
+        assert len(up_NR) == ends[-1], (up_NR.shape, outputs)
+        down, up = self._weights.pack(down_RM), self._weights.pack(up_NR)
+        return PatchFields(down, up, rank + missing, len(paths), ends)

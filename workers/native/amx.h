@@ -117,17 +117,15 @@ void panels(const uint16_t* x, int64_t rows, int64_t inner, const uint16_t* w, c
     }
 }
 
-// Called by all threads of a team.
+// The panels [begin, end).
 inline void linear(const uint16_t* x, int64_t rows, int64_t inner, const uint16_t* w, const uint16_t* bias,
-                   uint16_t* y, int64_t outputs) {
-    const int64_t count = outputs / LANES;
+                   uint16_t* y, int64_t outputs, int64_t begin, int64_t end) {
     const Shapes shapes(std::min<int64_t>(rows, ROWS));
-#pragma omp for schedule(static)
-    for (int64_t first = 0; first < count; first += 2) {
+    for (int64_t first = begin; first < end; first += 2) {
         const auto* own = bias ? bias + first * LANES : nullptr;
         const auto* from = w + first * inner * LANES;
         auto* to = y + first * LANES;
-        if (count - first > 1)
+        if (end - first > 1)
             panels<2>(x, rows, inner, from, own, to, outputs);
         else
             panels<1>(x, rows, inner, from, own, to, outputs);

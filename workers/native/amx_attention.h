@@ -37,6 +37,8 @@ inline void four_columns(const float* rows, int64_t stride, int at, f16* columns
 
 class Tiles {
   public:
+    static constexpr int64_t KEYS_COST = 64;  // a tile takes no longer with all its rows than with one
+
     // Queries [parts * height, size], in the order in which they are named below, with room for sixteen behind.
     void prepare(const uint16_t* queries, int64_t parts, int64_t part_height, int head_size) {
         height = part_height;

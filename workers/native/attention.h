@@ -25,7 +25,6 @@ constexpr int BLOCK = 32;         // ranks
 constexpr int MOST_QUERIES = 16;  // of a group and a key head
 constexpr int KEYS_AHEAD = 64;    // columns by which keys are fetched ahead within a task
 constexpr int64_t MOST_BYTES_AHEAD = 192 << 10;  // of keys and of values: they wait in the second-level cache
-constexpr int TASK_ROWS = 2;  // what reading the keys of a group takes, in rows of it
 
 // Rows [first, end) of a step. The ranks before `shared` are the columns from `lowest` on for all of them.
 struct Group {
@@ -69,17 +68,19 @@ struct Task {
 };
 
 // The attention of one layer, cut into tasks for so many threads: few groups by key/value head and into fewer rows
-// each, so that all threads end together; of many, each reads its keys in one stream.
+// each, so that all threads end together; of many, each reads its keys in one stream. To read them takes as long as
+// to compute `keys_cost` rows.
 class Tasks {
   public:
-    Tasks(const Step& step, int64_t window, int64_t most_rows, int64_t kv_heads, int64_t threads)
+    Tasks(const Step& step, int64_t window, int64_t most_rows, int64_t keys_cost, int64_t kv_heads,
+          int64_t threads)
         : groups(grouped(step, window, most_rows)), kv_heads(kv_heads) {
         if (int64_t(groups.size()) >= 2 * threads) return;
         split = kv_heads;
         auto longest_thread = [&](const std::vector<Group>& some) {
             int64_t rows = 0;
             for (const Group& group : some) rows = std::max(rows, group.end - group.first);
-            return (int64_t(some.size()) * split + threads - 1) / threads * (rows + TASK_ROWS);
+            return (int64_t(some.size()) * split + threads - 1) / threads * (rows + keys_cost);
         };
         for (int64_t most = most_rows - 1; most > 0; --most) {
             std::vector<Group> other = grouped(step, window, most);

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
 SAMPLING_SOURCE = Path(__file__).with_name("sampling.cpp")
+DRAFTING_SOURCE = Path(__file__).with_name("drafting.cpp")
+AVX512 = ("avx512f", "avx512bw")
 # No contraction: whether a product and a sum become one instruction must not depend on the shape of a tile.
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")
 COMPILE_TIMEOUT_S = 120
@@ -34,14 +36,14 @@ class NativeUnavailable(Exception):
 
 
 @functools.cache
-def load_kernels(source: Path | None = None) -> ctypes.CDLL:
-    """The library compiled from a source, `SOURCE` unless given.
+def load_kernels(source: Path | None = None, needs: tuple[str, ...] = AVX512) -> ctypes.CDLL:
+    """The library compiled from a source, `SOURCE` unless given, which needs these instruction sets.
 
-    Raises NativeUnavailable when there is no compiler, no AVX-512 or no OpenMP runtime.
+    Raises NativeUnavailable when there is no compiler, no AVX-512 where it is needed, or no OpenMP runtime.
     """
     source = source or SOURCE
     features = cpu_features()
-    if "avx512f" not in features or "avx512bw" not in features:
+    if not features.issuperset(needs):
         raise NativeUnavailable("the CPU has no AVX-512")
     compiler = next(
         (path for name in (os.environ.get("CXX"), "c++", "g++", "clang++") if name and (path := shutil.which(name))),

@@ -12,6 +12,7 @@ P positions.
 from __future__ import annotations
 
 import ctypes
+from array import array
 from collections.abc import Mapping, Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
 from itertools import chain
@@ -19,7 +20,6 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
-import numpy.typing as npt
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -38,7 +38,7 @@ ROW_ARRAYS = ("key_base", "layer_stride", "value_stride", "column", "contiguous"
 
 
 class PatchFields(Structure):
-    _fields_ = [("down", c_void_p), ("up", c_void_p), ("rank", c_int64)]
+    _fields_ = [("down", c_void_p), ("up", c_void_p), ("rank", c_int64), ("members", c_int64), ("end", c_int64 * 3)]
 
 
 class LayerFields(Structure):
@@ -80,7 +80,9 @@ class NativeDecoder:
         self._weights = PackedWeights(model.dtype)
         self.dtype = model.dtype
         self.vocabulary: int = found.head.weight.shape[0]
-        self._embedding_VE: Tensor = found.embedding.weight
+        # As integers, since NumPy has no bfloat16. It gathers a step's rows sooner than torch has begun to.
+        integers = torch.int16 if model.dtype.itemsize == 2 else torch.int32
+        self._embedding_VE = found.embedding.weight.detach().view(integers).numpy()
         self._rotary = found.rotary
         self._table_P2D = torch.empty(0, 2, found.head_size)
         self.layers = found.layers
@@ -123,26 +125,22 @@ class NativeDecoder:
         """
         ordinary = [block for block in blocks if block.inputs_RE is None]
         ids_T = np.fromiter(chain.from_iterable([block.tokens for block in ordinary]), np.int64)
-        hidden_TE = F.embedding(torch.from_numpy(ids_T), self._embedding_VE)
+        hidden_TE = torch.from_numpy(self._embedding_VE.take(ids_T, 0))  # as integers
         if len(ordinary) < len(blocks):
             assert adapted is not None, "auxiliary rows need an adapter"
             auxiliary = [block for block in blocks if block.inputs_RE is not None]
             inputs = [block.inputs_RE.to(self.dtype) for block in auxiliary if block.inputs_RE is not None]
-            hidden_TE = torch.cat([hidden_TE, *inputs])
+            hidden_TE = torch.cat([hidden_TE.view(self.dtype), *inputs])
             ordinary += auxiliary
         arrays = step_arrays(ordinary)
-        table_P2D = self._rotary_table(int(arrays["position"].max()) + 1)
+        table_P2D = self._rotary_table(max(arrays["position"]) + 1)
         logits_SV = torch.empty(len(arrays["sampled"]), self.fields.vocabulary, dtype=self.dtype)
-        memory = np.concatenate(list(arrays.values()))  # asking one array for its address is enough
-        address, addresses = memory.ctypes.data, []
-        for array in arrays.values():
-            addresses.append(address)
-            address += array.nbytes
+        addresses = [values.buffer_info()[0] for values in arrays.values()]
         sizes = (len(hidden_TE), len(ids_T), len(logits_SV), torch.get_num_threads())
         step = _Step(*sizes, *addresses, table_P2D.data_ptr())
         fields = self.fields if adapted is None else adapted
         self._forward(ctypes.byref(fields), ctypes.byref(step), hidden_TE.data_ptr(), logits_SV.data_ptr())
-        return logits_SV[:, : self.vocabulary]
+        return logits_SV if self.vocabulary == self.fields.vocabulary else logits_SV[:, : self.vocabulary]
 
     def _rotary_table(self, positions: int) -> Tensor:
         """Cosines and sines `[P, 2, D]` of at least so many positions, in float32, which the kernels rotate in."""
@@ -206,9 +204,6 @@ def _entry(dtype: torch.dtype) -> Any:
     return entry
 
 
-_NOTHING = np.zeros(0, np.int64), np.zeros(0, np.int64)
-
-
 def packed(weight_NM: Tensor) -> Tensor:
     """Panels of 16 outputs, `[N / 16, M / i, 16, i]` with i = `INNER`; missing outputs of the last panel are zero.
 
@@ -221,17 +216,21 @@ def packed(weight_NM: Tensor) -> Tensor:
     return weight_NM.view(-1, LANES, inner // side, side).transpose(1, 2).contiguous()
 
 
-def step_arrays(blocks: Sequence[Block]) -> dict[str, npt.NDArray[np.int64]]:
+def step_arrays(blocks: Sequence[Block]) -> dict[str, array[int]]:
     """Where each row is stored and what it sees, as the kernels want it (`Step` in step.h, in the order of its fields).
+
+    Without NumPy where it can be: a forward leaves nothing in the caches, so that each operation of a kind not done yet
+    costs more than the rows of a step.
 
     Worked example, a draft tree (pending a, nodes b, c below a, d below b) behind 10 columns: columns 10..13,
     contiguous 10 for all, seen rows a: (a), b: (a, b), c: (a, c), d: (a, b, d). A chain needs no seen rows: a, b, c
     have contiguous 11, 12, 13.
     """
+    arrays = {name: array("q") for name in (*ROW_ARRAYS, "seen_begin", "seen", "sampled")}
+    key_base, layer_strides, value_strides, column, contiguous, position, seen_begin, seen, sampled = arrays.values()
     places: dict[int, tuple[int, int, int, int]] = {}  # asking a tensor costs more than all the rest of a block
-    first_row, per_block = 0, []
-    sampled: list[int] = []
-    viewers, seen = [], []
+    seen_begin.append(0)
+    first_row = 0
     for block in blocks:
         slab = block.slot.slab
         place = places.get(id(slab))
@@ -240,31 +239,21 @@ def step_arrays(blocks: Sequence[Block]) -> dict[str, npt.NDArray[np.int64]]:
             layer_stride, value_stride, slot_stride = kv.stride()[:3]
             place = places[id(slab)] = (kv.data_ptr(), slot_stride * kv.element_size(), layer_stride, value_stride)
         base, slot_bytes, layer_stride, value_stride = place
-        mask_RR, start = block.mask_RR, block.start
-        viewer, seen_row = _NOTHING if mask_RR is None else mask_RR.nonzero()
+        rows, start = block.num_rows, block.start
+        key_base.extend([base + block.slot.index * slot_bytes] * rows)
+        layer_strides.extend([layer_stride] * rows)
+        value_strides.extend([value_stride] * rows)
+        column.extend(range(start, start + rows))
+        position.extend(block.positions)
+        sampled.extend([first_row + row for row in block.sampled])
+        mask_RR = block.mask_RR
         # A chain is causal too: nobody sees later rows, so as many pairs are all. Its rows attend together.
-        causal = mask_RR is None or (block.seen is None and len(viewer) == len(mask_RR) * (len(mask_RR) + 1) // 2)
-        fields = (base + block.slot.index * slot_bytes, layer_stride, value_stride, start - first_row)
-        per_block.append((*fields, start + 1 - first_row if causal else block.columns_seen, causal))
-        if not causal:
-            viewers.append(viewer + first_row)
-            seen.append(seen_row + first_row)
-        sampled += [first_row + row for row in block.sampled] if first_row else block.sampled
-        first_row += block.num_rows
-    per_row = np.array(per_block, np.int64).repeat([block.num_rows for block in blocks], axis=0)
-    row_T = np.arange(first_row)
-    key_base_T, layer_stride_T, value_stride_T, shift_T, seen_T, causal_T = np.ascontiguousarray(per_row.T)
-    seen_begin = np.zeros(first_row + 1, np.int64)
-    if viewers:
-        np.cumsum(np.bincount(np.concatenate(viewers), minlength=first_row), out=seen_begin[1:])
-    return {
-        "key_base": key_base_T,
-        "layer_stride": layer_stride_T,
-        "value_stride": value_stride_T,
-        "column": row_T + shift_T,
-        "contiguous": seen_T + causal_T * row_T,
-        "position": np.fromiter(chain.from_iterable([block.positions for block in blocks]), np.int64, first_row),
-        "seen_begin": seen_begin,
-        "seen": np.concatenate(seen) if seen else np.zeros(0, np.int64),
-        "sampled": np.array(sampled, np.int64),
-    }
+        if mask_RR is None or (block.seen is None and np.count_nonzero(mask_RR) == rows * (rows + 1) // 2):
+            contiguous.extend(range(start + 1, start + 1 + rows))
+            seen_begin.extend([len(seen)] * rows)
+        else:
+            contiguous.extend([block.columns_seen] * rows)
+            seen_begin.frombytes((len(seen) + mask_RR.sum(axis=1, dtype=np.int64).cumsum()).tobytes())
+            seen.frombytes((first_row + mask_RR.nonzero()[1]).tobytes())
+        first_row += rows
+    return arrays

@@ -91,8 +91,9 @@ void place(const Model& model, const Layer& layer, const Step& step, int64_t l, 
 // One linear layer for all rows: the auxiliary ones with the adapted weights, or with what is added to the shared ones.
 template <class E>
 struct Projection {
+    using Value = typename E::Value;
     const Step& step;
-    std::vector<typename E::Value> low, added;  // of the auxiliary rows
+    std::vector<Value> low, added;  // of the auxiliary rows
 
     Projection(const Model& model, const Step& step) : step(step) {
         const int64_t auxiliary = step.rows - step.first_auxiliary;
@@ -101,30 +102,55 @@ struct Projection {
         for (int64_t l = 0; l < model.layers; ++l) {
             const Layer& layer = model.adapted[l];
             for (auto* patch : {&layer.qkv_patch, &layer.output_patch, &layer.gate_up_patch, &layer.down_patch})
-                rank = std::max(rank, patch->rank);
+                rank = std::max(rank, patch->rank * patch->members);
         }
         const int64_t qkv_width = (model.heads + 2 * model.kv_heads) * model.head_size;
         low.resize(auxiliary * rank);
         if (rank) added.resize(auxiliary * std::max({qkv_width, model.hidden, 2 * model.intermediate}));
     }
 
-    // Called by all threads of a team.
-    void operator()(const typename E::Value* x, int64_t inner, const void* w, const void* bias, const void* adapted,
-                    const void* adapted_bias, const Patch& patch, typename E::Value* y, int64_t outputs,
-                    const Next& next) {
-        auto weights = [](const void* p) { return static_cast<const typename E::Value*>(p); };
+    // Called by all threads of a team. Each adds to the outputs that it has computed itself: no wait but for `low`.
+    void operator()(const Value* x, int64_t inner, const void* w, const void* bias, const void* adapted,
+                    const void* adapted_bias, const Patch& patch, Value* y, int64_t outputs, const Next& next) {
         const int64_t rows = step.rows, first = step.first_auxiliary, auxiliary = rows - first;
         const bool shared = w == adapted;
-        linear<E>(x, shared ? rows : first, inner, weights(w), weights(bias), y, outputs, next);
-        if (auxiliary == 0) return;
+        const Share share(outputs);
         const auto* its_x = x + first * inner;
         auto* its_y = y + first * outputs;
-        if (!shared) linear<E>(its_x, auxiliary, inner, weights(adapted), weights(adapted_bias), its_y, outputs);
-        if (patch.rank == 0) return;
-        linear<E>(its_x, auxiliary, inner, weights(patch.down), nullptr, low.data(), patch.rank);
-        linear<E>(low.data(), auxiliary, patch.rank, weights(patch.up), nullptr, added.data(), outputs);
-#pragma omp for schedule(static)
-        for (int64_t t = 0; t < auxiliary; ++t) add<E>(its_y + t * outputs, added.data() + t * outputs, outputs);
+        if (auxiliary) go_down(its_x, inner, patch);
+        linear_share<E>(x, shared ? rows : first, inner, weights(w), weights(bias), y, outputs, share, next);
+        if (!shared)
+            linear_share<E>(its_x, auxiliary, inner, weights(adapted), weights(adapted_bias), its_y, outputs, share);
+#pragma omp barrier
+        if (auxiliary == 0 || patch.rank == 0) return;
+        go_up(patch, outputs, share);
+        for (int64_t t = 0; t < auxiliary; ++t) {
+            const int64_t begin = t * outputs + share.begin * LANES;
+            add<E>(its_y + begin, added.data() + begin, (share.end - share.begin) * LANES);
+        }
+#pragma omp barrier
+    }
+
+  private:
+    static const Value* weights(const void* p) { return static_cast<const Value*>(p); }
+
+    Value* low_of(int64_t member, const Patch& patch) {
+        return low.data() + member * (step.rows - step.first_auxiliary) * patch.rank;
+    }
+
+    void go_down(const Value* x, int64_t inner, const Patch& patch) {
+        for (int64_t i = 0; i < patch.members; ++i)
+            linear_share<E>(x, step.rows - step.first_auxiliary, inner, weights(patch.down) + i * patch.rank * inner,
+                            nullptr, low_of(i, patch), patch.rank, Share(patch.rank));
+    }
+
+    void go_up(const Patch& patch, int64_t outputs, const Share& share) {
+        for (int64_t i = 0; i < patch.members; ++i) {
+            const int64_t begin = i ? patch.end[i - 1] / LANES : 0, end = patch.end[i] / LANES;
+            const Share own(std::max(begin, share.begin), std::min(end, share.end));
+            linear_share<E>(low_of(i, patch), step.rows - step.first_auxiliary, patch.rank, weights(patch.up), nullptr,
+                            added.data(), outputs, own);
+        }
     }
 };
 
@@ -162,7 +188,7 @@ void forward(const Model& model, const Step& step, typename E::Value* hidden, ty
 #pragma omp for schedule(static)
             for (int64_t t = 0; t < rows; ++t) place<E>(model, of_row(t), step, l, t, qkv.data() + t * qkv_width);
             if (l == 0 || base.sliding_window != model.layer[l - 1].sliding_window)
-                tasks.emplace(step, base.sliding_window, attend.most_rows(), model.kv_heads, team);
+                tasks.emplace(step, base.sliding_window, attend.most_rows(), Unit::KEYS_COST, model.kv_heads, team);
             // A thread takes its next task before it does one, so that it can fetch ahead.
             int64_t near = 0;
             for (int64_t i = omp_get_thread_num(), later; i < tasks->count(); i = later) {

@@ -85,6 +85,7 @@ struct Share {
         begin = panels * thread / threads;
         end = panels * (thread + 1) / threads;
     }
+    Share(int64_t begin, int64_t end) : begin(begin), end(end) {}
 };
 
 // The packed weights of the linear layer that is done next, if it is known.
@@ -128,20 +129,21 @@ class Ahead {
     int64_t own, bytes;
 };
 
-// y[M, N] = x[M, inner] w^T (+ bias); N is a multiple of 16. All rows of a panel group are done while its weights are
-// in the cache, in tiles of almost equal height. Called by all threads of a team.
+// y[M, N] = x[M, inner] w^T (+ bias); N is a multiple of 16. The panels of `share` alone: each thread does its own. All
+// rows of a panel group are done while its weights are in the cache, in tiles of almost equal height.
 template <class E>
-void linear(const typename E::Value* x, int64_t rows, int64_t inner, const typename E::Value* w,
-            const typename E::Value* bias, typename E::Value* y, int64_t outputs, const Next& next = {}) {
-    if (rows == 0) return;
+void linear_share(const typename E::Value* x, int64_t rows, int64_t inner, const typename E::Value* w,
+                  const typename E::Value* bias, typename E::Value* y, int64_t outputs, const Share& share,
+                  const Next& next = {}) {
+    if (rows == 0 || share.begin >= share.end) return;
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__)
     if constexpr (std::is_same_v<E, BFloat16>) {
-        if (inner % amx::INNER == 0 && amx::granted()) return amx::linear(x, rows, inner, w, bias, y, outputs);
+        if (inner % amx::INNER == 0 && amx::granted())
+            return amx::linear(x, rows, inner, w, bias, y, outputs, share.begin, share.end);
     }
 #endif
     const int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, highest = (rows + tiles - 1) / tiles;
     const int64_t width = highest <= 8 ? MOST_PANELS : 2;
-    const Share share(outputs);
     Ahead<E> ahead(inner, tiles, width, next);
     for (int64_t first = share.begin; first < share.end; first += width) {
         const auto* panels = w + first * inner * LANES;
@@ -153,5 +155,12 @@ void linear(const typename E::Value* x, int64_t rows, int64_t inner, const typen
                                       y + m * outputs + first * LANES, outputs, ahead.part(i));
         }
     }
+}
+
+// All panels, by all threads of a team.
+template <class E>
+void linear(const typename E::Value* x, int64_t rows, int64_t inner, const typename E::Value* w,
+            const typename E::Value* bias, typename E::Value* y, int64_t outputs, const Next& next = {}) {
+    linear_share<E>(x, rows, inner, w, bias, y, outputs, Share(outputs), next);
 #pragma omp barrier
 }

@@ -13,10 +13,11 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "lanes.h"
+#include "noise.h"
+#include "ranks.h"
 
 extern "C" {
 
@@ -39,108 +40,6 @@ constexpr float GUMBEL_MOST = 23.0f;   // above the largest noise, -log(-log1p(-
 constexpr float NEGLIGIBLE = -30.0f;   // a vocabulary of exp(-30) is nothing beside float32's rounding
 constexpr int FEW = 64;                // tokens that hold top-p's mass in most rows
 
-template <class Value>
-struct Row {
-    const Value* logits;
-    int64_t size;
-
-    __mmask16 real(int64_t v) const { return size - v >= LANES ? 0xffff : (1u << (size - v)) - 1; }
-    f16 load(int64_t v) const {  // -inf beyond the vocabulary
-        const __mmask16 lanes = real(v);
-        return _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), lanes, load_some(logits + v, lanes));
-    }
-};
-
-template <class Use>
-void each_lane(__mmask16 lanes, Use use) {
-    for (uint32_t rest = lanes; rest; rest &= rest - 1) use(__builtin_ctz(rest));
-}
-
-// ---- ranks ----------------------------------------------------------------------------------------------------------
-
-// A token's place among all tokens of its row as one integer: the greater, the earlier.
-using Rank = uint64_t;
-
-Rank rank_of(float logit, uint32_t id) {
-    logit += 0.0f;  // -0 ties with +0
-    uint32_t bits;
-    std::memcpy(&bits, &logit, sizeof bits);
-    bits ^= bits >> 31 ? 0xffffffffu : 0x80000000u;
-    return static_cast<Rank>(bits) << 32 | ~id;
-}
-
-uint32_t id_of(Rank rank) { return ~static_cast<uint32_t>(rank); }
-
-float logit_of(Rank rank) {
-    uint32_t bits = rank >> 32;
-    bits ^= bits >> 31 ? 0x80000000u : 0xffffffffu;
-    float logit;
-    std::memcpy(&logit, &bits, sizeof logit);
-    return logit;
-}
-
-const Rank LAST = rank_of(-INFINITY, 0xffffffffu);
-
-template <class Value>
-Rank highest(Row<Value> row) {
-    f16 most[4];
-    for (f16& one : most) one = _mm512_set1_ps(-INFINITY);
-    int64_t v = 0;
-    for (; v + 4 * LANES <= row.size; v += 4 * LANES)  // maximum of (x, most) is `most` where x is not a number
-        for (int i = 0; i < 4; ++i) most[i] = _mm512_max_ps(load_some(row.logits + v + i * LANES, 0xffff), most[i]);
-    for (; v < row.size; v += LANES) most[0] = _mm512_max_ps(row.load(v), most[0]);
-    const f16 pair = _mm512_max_ps(most[0], most[1]), other = _mm512_max_ps(most[2], most[3]);
-    const float top = _mm512_reduce_max_ps(_mm512_max_ps(pair, other));
-    for (v = 0; v < row.size; v += LANES)
-        if (__mmask16 equal = row.real(v) & _mm512_cmp_ps_mask(row.load(v), _mm512_set1_ps(top), _CMP_EQ_OQ))
-            return rank_of(top, v + __builtin_ctz(equal));
-    return rank_of(top, 0);  // no numbers at all
-}
-
-// The k first tokens (all if there are fewer), in order.
-template <class Value>
-void first_tokens(Row<Value> row, int64_t k, std::vector<Rank>& ranks) {
-    const size_t count = std::min(k, row.size), room = 4 * count + 4 * LANES;
-    const auto keep = [&] {
-        std::nth_element(ranks.begin(), ranks.begin() + (count - 1), ranks.end(), std::greater<>());
-        ranks.resize(count);
-    };
-    ranks.clear();
-    f16 edge = _mm512_set1_ps(-INFINITY);
-    bool full = false;
-    for (int64_t v = 0; v < row.size; v += LANES) {
-        const f16 logit = row.load(v);
-        // A token that equals the k-th comes after it: its id is greater.
-        const __mmask16 enters = full ? _mm512_cmp_ps_mask(logit, edge, _CMP_GT_OQ) : row.real(v);
-        if (!enters) continue;
-        float values[LANES];
-        _mm512_storeu_ps(values, logit);
-        each_lane(enters, [&](int i) { ranks.push_back(rank_of(values[i], v + i)); });
-        if (ranks.size() < room) continue;
-        keep();
-        edge = _mm512_set1_ps(logit_of(ranks[count - 1]));
-        full = true;
-    }
-    keep();
-    std::sort(ranks.begin(), ranks.end(), std::greater<>());
-}
-
-// All tokens with a logit in [low, high], in order.
-template <class Value>
-void collect(Row<Value> row, float low, float high, std::vector<Rank>& ranks) {
-    ranks.clear();
-    for (int64_t v = 0; v < row.size; v += LANES) {
-        const f16 logit = row.load(v);
-        float values[LANES];
-        const __mmask16 within = _mm512_cmp_ps_mask(logit, _mm512_set1_ps(low), _CMP_GE_OQ) &
-                                 _mm512_cmp_ps_mask(logit, _mm512_set1_ps(high), _CMP_LE_OQ) & row.real(v);
-        if (!within) continue;
-        _mm512_storeu_ps(values, logit);
-        each_lane(within, [&](int i) { ranks.push_back(rank_of(values[i], v + i)); });
-    }
-    std::sort(ranks.begin(), ranks.end(), std::greater<>());
-}
-
 // ---- kept tokens ----------------------------------------------------------------------------------------------------
 
 f16 scaled(f16 logit, float temperature) {  // divisions are slow
@@ -156,11 +55,14 @@ double total_mass(Row<Value> row, float temperature, float top) {
     __m512d total = _mm512_setzero_pd();
     for (int64_t begin = 0; begin < row.size; begin += SHORT) {
         f16 sum = _mm512_setzero_ps();
-        for (int64_t v = begin; v < std::min(begin + SHORT, row.size); v += LANES) {
-            const f16 x = _mm512_sub_ps(scaled(row.load(v), temperature), highest);
-            const __mmask16 counts = _mm512_cmp_ps_mask(x, least, _CMP_GT_OQ);
-            if (counts) sum = _mm512_mask_add_ps(sum, counts, sum, exponential(x));
-        }
+        const auto add = [&](f16 logit) {
+            const f16 x = _mm512_sub_ps(scaled(logit, temperature), highest);
+            sum = _mm512_mask_add_ps(sum, _mm512_cmp_ps_mask(x, least, _CMP_GT_OQ), sum, exponential(x));
+        };
+        if (row.size - begin >= SHORT)
+            for (int64_t v = begin; v < begin + SHORT; v += LANES) add(load_some(row.logits + v, 0xffff));
+        else
+            for (int64_t v = begin; v < row.size; v += LANES) add(row.load(v));
         total = _mm512_add_pd(total, _mm512_cvtps_pd(_mm512_castps512_ps256(sum)));
         total = _mm512_add_pd(total, _mm512_cvtps_pd(_mm512_extractf32x8_ps(sum, 1)));
     }
@@ -209,7 +111,7 @@ Rank edge_of(Row<Value> row, const Sampling& sampling, float top, std::vector<Ra
     if (sampling.top_k > 0 && sampling.top_k < row.size) {
         first_tokens(row, sampling.top_k, ranks);
         const float edge = logit_of(ranks.back());
-        const Rank last = rank_of(edge, 0xffffffffu);  // all that tie with the k-th are kept
+        const Rank last = std::max(LAST, rank_of(edge, 0xffffffffu));  // all that tie with the k-th are kept
         if (!nucleus) return last;
         collect(row, edge, INFINITY, ranks);
         double total = 0.0;
@@ -239,36 +141,6 @@ void each_kept(Row<Value> row, float temperature, Rank edge, Bound bound, Use us
         if (kept) use(v, kept & row.real(v), x);
     }
 }
-
-// ---- noise: randomness.py in vectors --------------------------------------------------------------------------------
-
-constexpr uint64_t GAMMA = 0x9E3779B97F4A7C15;
-
-__m512i mix64(__m512i x) {
-    x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 30));
-    x = _mm512_mullo_epi64(x, _mm512_set1_epi64(0xBF58476D1CE4E5B9));
-    x = _mm512_xor_si512(x, _mm512_srli_epi64(x, 27));
-    x = _mm512_mullo_epi64(x, _mm512_set1_epi64(0x94D049BB133111EB));
-    return _mm512_xor_si512(x, _mm512_srli_epi64(x, 31));
-}
-
-// The uniform numbers behind the Gumbel noise of tokens v .. v + 15.
-f16 uniforms(uint64_t stream, int64_t v) {
-    const __m512i steps = _mm512_mullo_epi64(_mm512_setr_epi64(1, 2, 3, 4, 5, 6, 7, 8), _mm512_set1_epi64(GAMMA));
-    const __m512i low = mix64(_mm512_add_epi64(steps, _mm512_set1_epi64(stream + v * GAMMA)));
-    const __m512i high = mix64(_mm512_add_epi64(steps, _mm512_set1_epi64(stream + (v + 8) * GAMMA)));
-    const __m512i bits = _mm512_inserti64x4(_mm512_castsi256_si512(_mm512_cvtepi64_epi32(_mm512_srli_epi64(low, 32))),
-                                            _mm512_cvtepi64_epi32(_mm512_srli_epi64(high, 32)), 1);
-    const f16 middle = _mm512_add_ps(_mm512_cvtepu32_ps(bits), _mm512_set1_ps(0.5f));
-    return _mm512_min_ps(_mm512_mul_ps(middle, _mm512_set1_ps(0x1p-32f)), _mm512_set1_ps(1.0f - 0x1p-24f));
-}
-
-double uniform(uint64_t stream) {
-    const __m512i bits = mix64(_mm512_set1_epi64(stream));
-    return (static_cast<uint64_t>(_mm_cvtsi128_si64(_mm512_castsi512_si128(bits))) >> 40) * 0x1p-24;
-}
-
-double gumbel(float u) { return -std::log(-std::log1p(-static_cast<double>(u))); }
 
 // ---- picks ----------------------------------------------------------------------------------------------------------
 
@@ -332,7 +204,7 @@ int64_t pick_inverse_cdf(Row<Value> row, float temperature, Rank edge, Rank top,
 }
 
 template <class Value>
-int64_t pick(Row<Value> row, const Sampling& sampling, uint64_t stream, double* interval) {
+int64_t pick(Row<Value> row, const Sampling& sampling, const int64_t* stream, double* interval) {
     static thread_local std::vector<Rank> ranks;
     const Rank top = highest(row);
     if (interval) interval[0] = 0.0, interval[1] = 1.0;
@@ -341,8 +213,8 @@ int64_t pick(Row<Value> row, const Sampling& sampling, uint64_t stream, double* 
     const Rank edge = edge_of(row, sampling, most, ranks);
     const float floor = most + static_cast<float>(std::log(sampling.min_p));  // -inf without min-p
     return sampling.inverse_cdf
-               ? pick_inverse_cdf(row, sampling.temperature, edge, top, floor, stream, interval)
-               : pick_gumbel(row, sampling.temperature, edge, top, floor, stream);
+               ? pick_inverse_cdf(row, sampling.temperature, edge, top, floor, *stream, interval)
+               : pick_gumbel(row, sampling.temperature, edge, top, floor, *stream);
 }
 
 template <class Value, class Use>
@@ -356,7 +228,7 @@ template <class Value>
 void pick_rows(const Logits& logits, const Sampling& sampling, const int64_t* streams, int64_t* tokens,
                double* intervals) {
     each_row<Value>(logits, [&](int64_t r, Row<Value> row) {
-        tokens[r] = pick(row, sampling, streams[r], intervals ? intervals + 2 * r : nullptr);
+        tokens[r] = pick(row, sampling, streams + r, intervals ? intervals + 2 * r : nullptr);
     });
 }
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_void_p
 from typing import cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -43,8 +44,7 @@ _ARGUMENTS = {
 
 def serves(logits_RV: Tensor) -> bool:
     """Whether the functions below take these logits: on a CPU that has the kernels, in float32 or bfloat16."""
-    in_place = logits_RV.device.type == "cpu" and logits_RV.dtype in (torch.float32, torch.bfloat16)
-    return in_place and _library() is not None
+    return logits_RV.is_cpu and logits_RV.dtype in (torch.float32, torch.bfloat16) and _library() is not None
 
 
 def pick(logits_RV: Tensor, params: SamplingConfig, stream_R: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -53,7 +53,7 @@ def pick(logits_RV: Tensor, params: SamplingConfig, stream_R: Tensor) -> tuple[T
     The same function of a row's logits and noise as the tensor operations in workers/sampling.py, up to rounding.
     """
     inverse_cdf = params.coupling == "inverse_cdf"
-    token_R = torch.empty(len(logits_RV), dtype=torch.int64)
+    token_R = torch.from_numpy(np.empty(len(logits_RV), np.int64))
     bounds_R2 = torch.empty(len(logits_RV), 2, dtype=torch.float64) if inverse_cdf else None
     sampling = _Sampling(params.top_k, inverse_cdf, params.temperature, params.top_p, params.min_p)
     logits_RV, stream_R = _in_place(logits_RV), stream_R.contiguous()
@@ -68,7 +68,10 @@ def pick(logits_RV: Tensor, params: SamplingConfig, stream_R: Tensor) -> tuple[T
 
 
 def best(logits_RV: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Ids and float32 probabilities `[R, min(k, V)]` at temperature 1, best first, equal ones by ascending id."""
+    """Ids and float32 probabilities `[R, min(k, V)]` at temperature 1, best first, equal ones by ascending id.
+
+    The first one is what `pick` picks at temperature 0.
+    """
     k = min(k, logits_RV.shape[1])
     ids_RK, probs_RK = torch.empty(len(logits_RV), k, dtype=torch.int64), torch.empty(len(logits_RV), k)
     logits_RV = _in_place(logits_RV)

@@ -6,10 +6,12 @@
 
 extern "C" {
 
-// What is added to a linear layer: up (down x), with `rank` values between (0: nothing is).
+// What is added to a linear layer: up (down x), with `rank` values between (0: nothing is). A layer that is several in
+// one has as many `members`: each its part of `down` [members * rank, inner], and the outputs before end[i], from those
+// of the one before it, of `up` [outputs, rank].
 struct Patch {
     const void *down, *up;
-    int64_t rank;
+    int64_t rank, members, end[3];
 };
 
 struct Layer {

@@ -44,6 +44,7 @@ template <class E>
 class Vectors {
   public:
     using Value = typename E::Value;
+    static constexpr int64_t KEYS_COST = 2;
 
     // Queries [parts * height, size], in the order in which they are named below.
     void prepare(const Value* rows, int64_t, int64_t, int head_size) {

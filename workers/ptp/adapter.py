@@ -95,12 +95,32 @@ def load_adapter(folder: str, loaded: LoadedModel) -> Adapter:
     """
     config = read_adapter_config(folder)
     _check_base(folder, config, loaded)
+    adapter = Adapter(loaded.model, config, loaded.model.dtype)
+    _load_weights(adapter, folder)
+    return adapter.requires_grad_(False)
+
+
+def start_from(adapter: Adapter, folder: str, loaded: LoadedModel) -> AdapterConfig:
+    """Give an adapter that is to be trained the weights of another one; what that one says about itself.
+
+    Raises ConfigError when the folder is broken, or the adapters differ in more than slots and what they learn from.
+    """
+    config = read_adapter_config(folder)
+    _check_base(folder, config, loaded)
+    for name in ("head", "embedding", "slot_zero", "variant", "rank", "scale"):
+        own, other = getattr(adapter.config, name), getattr(config, name)
+        if own != other:
+            raise ConfigError(f"adapter.start must be an adapter with {name} {own}, got {folder!r} with {other}")
+    _load_weights(adapter, folder)
+    return config
+
+
+def _load_weights(adapter: Adapter, folder: str) -> None:
     path = storage.join(folder, WEIGHTS_FILE)
     try:
         state = safetensors.torch.load(storage.read_bytes(path))
     except (OSError, SevenLeagueError, SafetensorError) as error:
         raise ConfigError(f"an adapter must have readable weights, got {path!r}: {error}") from error
-    adapter = Adapter(loaded.model, config, loaded.model.dtype)
     expected = {name: tuple(tensor.shape) for name, tensor in adapter.state().items()}
     found = {name: tuple(tensor.shape) for name, tensor in state.items()}
     if expected != found:
@@ -110,7 +130,6 @@ def load_adapter(folder: str, loaded: LoadedModel) -> Adapter:
             f"{found.get(name)}, not {expected.get(name)}"
         )
     adapter.load(state)
-    return adapter.requires_grad_(False)
 
 
 def _check_base(folder: str, config: AdapterConfig, loaded: LoadedModel) -> None:

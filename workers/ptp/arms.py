@@ -30,7 +30,7 @@ from pipeline.errors import ConfigError
 from pipeline.redaction import without_credentials
 from pipeline.train_config import BASE, Arm, DataConfig, LoopConfig, TrainConfig, parse_train
 from workers.model_loading import LoadedModel, load_model
-from workers.ptp.adapter import base_shape, new_adapter
+from workers.ptp.adapter import base_shape, new_adapter, start_from
 from workers.ptp.adapter_task import AdapterTask
 from workers.ptp.checkpoints import load_checkpoint, save_checkpoint
 from workers.ptp.documents import check_outputs
@@ -104,10 +104,11 @@ def train_arm(arm: Arm, place: Place, on_progress: OnProgress = lambda progress:
             save_model(place.path(arm.name, "model"), model, loaded.tokenizer)
     else:
         adapter = new_adapter(loaded.model, adapter_config(config, loaded, adapt), config.training.seed)
+        before = 0 if config.adapter.start is None else start_from(adapter, config.adapter.start, loaded).steps
         task = AdapterTask(adapter, config.window, config.training, held_out, ends)
         trained = _run(task, streams.train, config.training, place, arm.name, identity, on_progress)
         if place.rank == 0:
-            figures = {"steps": trained.steps, "metrics": trained.metrics}
+            figures = {"steps": before + trained.steps, "metrics": trained.metrics}
             adapter.save(place.path(arm.name, "adapter"), adapter.config.model_copy(update=figures))
     result = _result(arm.name, trained, config.training.seed)
     if place.rank == 0:

@@ -1,15 +1,32 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pytest
 
 from pipeline.decoding_config import AutoConfig
 from workers.drafters.auto import AutoDrafter
 from workers.drafters.base import EMPTY_DRAFT, DraftContext, StepOutcome
+from workers.drafters.native_auto import NativeAutoDrafter
+from workers.native.build import NativeUnavailable
+
+AnyDrafter = AutoDrafter | NativeAutoDrafter
+Make = Callable[[], AnyDrafter]
 
 
-def observed(drafter: AutoDrafter, context: DraftContext, token: int, top: list[int]) -> None:
+@pytest.fixture(params=[AutoDrafter, NativeAutoDrafter])
+def make(request: pytest.FixtureRequest) -> Make:
+    result: Make = request.param
+    try:
+        result()
+    except NativeUnavailable as error:
+        pytest.skip(str(error))
+    return result
+
+
+def observed(drafter: AnyDrafter, context: DraftContext, token: int, top: list[int]) -> None:
     """A step without a draft that emits `token`, with candidates `top` (filled up to eight) after the pending row."""
     top = [*top, *range(900, 908)][:8]
     probs = np.array([[0.6 * 0.5**i for i in range(8)]], np.float32)
@@ -17,15 +34,15 @@ def observed(drafter: AutoDrafter, context: DraftContext, token: int, top: list[
     drafter.observe(context, StepOutcome(EMPTY_DRAFT, (token,), (0,), (token,), np.array([top]), probs))
 
 
-def started(key: int, tokens: list[int], drafter: AutoDrafter) -> DraftContext:
+def started(key: int, tokens: list[int], drafter: AnyDrafter) -> DraftContext:
     context = DraftContext(key, f"g{key}", tokens, len(tokens) - 1)
     drafter.start(context)
     return context
 
 
-def test_each_node_is_named_after_its_true_origin() -> None:
+def test_each_node_is_named_after_its_true_origin(make: Make) -> None:
     """The prompt says 3 after 1 2; candidates of an earlier row say 50, 51 after the single token 2."""
-    drafter = AutoDrafter()
+    drafter = make()
     first = started(0, [7, 2], drafter)
     observed(drafter, first, 50, [50, 51])
     context = started(1, [0, 1, 2, 3, 4, 0, 1, 2], drafter)
@@ -39,9 +56,9 @@ def test_each_node_is_named_after_its_true_origin() -> None:
     assert origin[50] == origin[51] == "recycling"
 
 
-def test_agreement_counts_more_than_either_alone() -> None:
+def test_agreement_counts_more_than_either_alone(make: Make) -> None:
     def score(prompt_says: int, rows_say: int) -> float:
-        drafter = AutoDrafter()
+        drafter = make()
         observed(drafter, started(0, [7, 2], drafter), rows_say, [rows_say])
         context = started(1, [0, 1, 2, prompt_says, 4, 0, 1, 2], drafter)
         draft = drafter.propose([context], [16], 0.0)[0].draft
@@ -51,9 +68,9 @@ def test_agreement_counts_more_than_either_alone() -> None:
     assert score(3, 3) > score(60, 3)
 
 
-def test_one_goes_on_where_the_other_has_led() -> None:
+def test_one_goes_on_where_the_other_has_led(make: Make) -> None:
     """The suffix match ends at 5, whose candidates are known from an earlier row."""
-    drafter = AutoDrafter()
+    drafter = make()
     observed(drafter, started(0, [7, 5], drafter), 60, [60])
     first = started(1, [30, 31, 5], drafter)
     drafter.finish(first)
@@ -65,20 +82,20 @@ def test_one_goes_on_where_the_other_has_led() -> None:
     assert names[(60, five)] == "recycling"
 
 
-def test_output_is_plain_decoding(engine: Any, model: Any) -> None:
-    drafter = AutoDrafter()
+def test_output_is_plain_decoding(make: Make, engine: Any, model: Any) -> None:
+    drafter = make()
     for key in range(3):
         prompt = [5, 6, 7, 8 + key]
         decoded = engine.decode(drafter, model, prompt, max_tokens=150, key=key, group=f"g{key}")
         assert decoded.tokens == engine.plain(model, prompt, 150)
 
 
-def test_repetition_is_accepted_in_long_strides(engine: Any) -> None:
-    decoded = engine.decode(AutoDrafter(), lambda prefix: len(prefix) % 7, [3, 4, 5], 200)
+def test_repetition_is_accepted_in_long_strides(make: Make, engine: Any) -> None:
+    decoded = engine.decode(make(), lambda prefix: len(prefix) % 7, [3, 4, 5], 200)
     assert decoded.tokens_per_step > 4
 
 
-def test_scores_become_probabilities(engine: Any) -> None:
+def test_scores_become_probabilities(make: Make, engine: Any) -> None:
     """Over a long chaotic text, nodes are accepted about as often as their scores say."""
 
     def model(prefix: Any) -> int:
@@ -87,20 +104,20 @@ def test_scores_become_probabilities(engine: Any) -> None:
             value = (value * 31 + token + 7) % 1009
         return value % 11
 
-    decoded = engine.decode(AutoDrafter(), model, [1, 2, 3], 3000)
+    decoded = engine.decode(make(), model, [1, 2, 3], 3000)
     late = decoded.outcomes[len(decoded.outcomes) // 2 :]
     expected = sum(sum(outcome.draft.scores) for outcome in late)
     accepted = sum(len(outcome.path) - 1 for outcome in late)
     assert 0.6 < accepted / expected < 1.6
 
 
-def test_runs_repeat_themselves(engine: Any, model: Any) -> None:
-    first, second = (engine.decode(AutoDrafter(), model, [5, 6, 7], 80) for _ in range(2))
+def test_runs_repeat_themselves(make: Make, engine: Any, model: Any) -> None:
+    first, second = (engine.decode(make(), model, [5, 6, 7], 80) for _ in range(2))
     assert first.drafts == second.drafts
 
 
-def test_nodes_below_the_least_score_are_left_out(engine: Any) -> None:
-    drafter = AutoDrafter()
+def test_nodes_below_the_least_score_are_left_out(make: Make, engine: Any) -> None:
+    drafter = make()
     engine.decode(drafter, lambda prefix: (prefix[-1] * 31 + prefix[-2] * 17 + 5) % 89, [1, 2, 3], 60)
     context = DraftContext(9, "h", [9, 2, 3], 2)
     drafter.start(context)
@@ -111,8 +128,8 @@ def test_nodes_below_the_least_score_are_left_out(engine: Any) -> None:
     assert some.tokens[:2] == every.tokens[:2]
 
 
-def test_samples_are_proposed_for_together() -> None:
-    drafter = AutoDrafter()
+def test_samples_are_proposed_for_together(make: Make) -> None:
+    drafter = make()
     contexts = [started(key, [0, 1, 2, 3 + key, 4, 0, 1, 2], drafter) for key in range(3)]
     proposals = drafter.propose(contexts, [1, 0, 1], 0.0)
     assert [proposal.draft.tokens for proposal in proposals] == [(3,), (), (5,)]

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -18,10 +19,14 @@ from pipeline.decoding_config import (
     RecyclingConfig,
     SuffixConfig,
 )
+from workers.drafters.auto import AutoDrafter
 from workers.drafters.base import Drafter
 from workers.drafters.build import adapter_of, build_drafter
+from workers.drafters.native_auto import NativeAutoDrafter
 from workers.model_loading import LoadedModel, load_model
 from workers.model_runner import ModelRunner
+from workers.native import drafting
+from workers.native.build import NativeUnavailable
 
 CONFIGS: list[DecodingConfig] = [
     JacobiConfig(),
@@ -55,6 +60,23 @@ def build(target: LoadedModel, tiny_model_dir: Callable[[str], Path]) -> Callabl
         return build_drafter(config, target, EngineConfig(), runner)
 
     return build_one
+
+
+def test_auto_is_compiled_where_it_can_be(target: LoadedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    runner = ModelRunner(target.model)
+
+    def drafter(compile_: Literal["auto", "off"], **config: int) -> Drafter | None:
+        return build_drafter(AutoConfig(**config), target, EngineConfig(compile=compile_), runner)
+
+    def unavailable() -> None:
+        raise NativeUnavailable("there is no compiler")
+
+    assert isinstance(drafter("off"), AutoDrafter)
+    assert isinstance(drafter("auto", lookahead_width=3), AutoDrafter)
+    if shutil.which("c++") is not None:
+        assert isinstance(drafter("auto"), NativeAutoDrafter)
+    monkeypatch.setattr(drafting, "library", unavailable)
+    assert isinstance(drafter("auto"), AutoDrafter)
 
 
 def test_plain_decoding_has_no_drafter(build: Any) -> None:

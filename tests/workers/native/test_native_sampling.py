@@ -168,6 +168,25 @@ def test_odd_logits_are_not_picked() -> None:
         assert len(sampling.pick(logits_RV[:0], params, some_streams(0))[0]) == 0
 
 
+@settings(max_examples=100, deadline=None)
+@given(
+    logits_RV=rows_of_logits(), odd=st.sampled_from([torch.nan, -torch.nan, torch.inf, -torch.inf]), k=st.integers(1, 9)
+)
+def test_the_best_token_is_the_greedy_pick(logits_RV: Tensor, odd: float, k: int) -> None:
+    """Also where logits are not numbers: in a row of them, between others, and where fewer numbers are left than k."""
+    greedy = SamplingConfig(temperature=0.0)
+    for columns in (slice(0), slice(None, None, 2), slice(1, None), slice(None)):
+        logits_RV[1:, columns] = odd
+        assert torch.equal(sampling.best(logits_RV, k)[0][:, 0], sampling.pick(logits_RV, greedy, some_streams(3))[0])
+
+
+def test_tokens_that_are_not_numbers_come_last() -> None:
+    logits_1V = torch.full((1, 500), torch.nan)
+    logits_1V[0, 480], logits_1V[0, 490], logits_1V[0, 3] = 1.0, 2.0, -torch.inf
+    assert sampling.best(logits_1V, 4)[0].tolist() == [[490, 480, 3, 0]]
+    assert sampling.best(-logits_1V, 4)[0].tolist() == [[3, 480, 490, 0]]
+
+
 def test_without_kernels_tensor_operations_pick(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ import torch
 from pipeline.adapter_config import Variant, read_adapter_config, write_adapter_config
 from pipeline.errors import ConfigError
 from tests.workers.ptp.makers import load, make_adapter
-from workers.ptp.adapter import load_adapter
+from workers.ptp.adapter import load_adapter, start_from
 
 
 @pytest.mark.parametrize("folder", ["local", "memory://adapters/x"])
@@ -139,3 +140,32 @@ def test_broken_weights_are_refused(damage: str, tiny_model_dir: Callable[[str],
         weights.write_bytes(weights.read_bytes()[:100])
     with pytest.raises(ConfigError, match="an adapter must have readable weights, got "):
         load_adapter(str(tmp_path), loaded)
+
+
+def test_training_begins_with_another_adapter(tiny_model_dir: Callable[[str], Path], tmp_path: Path) -> None:
+    loaded = load(tiny_model_dir("llama"), "float32")
+    earlier = make_adapter(loaded, slots=4)
+    earlier.save(str(tmp_path), earlier.config.model_copy(update={"steps": 7}))
+    new = make_adapter(load(tiny_model_dir("llama"), "float32"), trained=False, seed=9, slots=8)
+    assert start_from(new, str(tmp_path), loaded).steps == 7
+    assert new.config.slots == 8
+    assert all(torch.equal(tensor, new.state()[name]) for name, tensor in earlier.state().items())
+    assert all(parameter.requires_grad for parameter in new.trainable_parameters())
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"rank": 8}, "adapter.start must be an adapter with rank 8, got {folder} with 4"),
+        ({"head": "c"}, "adapter.start must be an adapter with head c, got {folder} with o"),
+        ({"scale": 2.0}, "adapter.start must be an adapter with scale 2.0, got {folder} with 0.5"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_no_beginning(
+    change: dict[str, Any], sentence: str, tiny_model_dir: Callable[[str], Path], tmp_path: Path
+) -> None:
+    loaded = load(tiny_model_dir("llama"), "float32")
+    make_adapter(loaded).save(str(tmp_path))
+    new = make_adapter(load(tiny_model_dir("llama"), "float32"), **change)
+    with pytest.raises(ConfigError, match=re.escape(sentence.format(folder=repr(str(tmp_path))))):
+        start_from(new, str(tmp_path), loaded)
