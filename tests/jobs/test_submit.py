@@ -40,7 +40,7 @@ PROMPTS = [*(f"One step of seven-league boots, number {i}." for i in range(39)),
 SHARDS = 20
 SLOW = {
     "output": {"rows_per_shard": 2},
-    "sampling": {"max_tokens": 300, "ignore_eos": True},
+    "sampling": {"max_tokens": 450, "ignore_eos": True},
     "decoding": {"strategy": "autoregressive"},
     "engine": {"max_sequences": 1, "compile": "off"},
 }
