@@ -93,7 +93,8 @@ class DraftModelConfig(FixedWindow):
     model: str = Field(min_length=1, description="hub id or folder of the draft model")
 
 
-_MOST_BRANCHES = 3
+BRANCHES = {"cuda": 3, "cpu": 1}
+"""By device type: on a CPU few rows are idle, and the likeliest branch brings most."""
 
 
 class PTPConfig(Windowed):
@@ -116,7 +117,7 @@ class PTPConfig(Windowed):
     def extra_rows(self) -> int:
         """Auxiliary rows of a sequence. A window has one row more than drafts where its first target is emitted anyway,
         or where the pending token runs in the drafting pass too."""
-        return (1 if self.mode == "serial" else self.branches or _MOST_BRANCHES) * (self.max_window + 1)
+        return (1 if self.mode == "serial" else self.branches or max(BRANCHES.values())) * (self.max_window + 1)
 
     @model_validator(mode="after")
     def _own_model(self) -> PTPConfig:

@@ -198,12 +198,13 @@ class Engine:
         return plan
 
     def _pick(self, sampled: list[PlannedBlock], logits_SV: Tensor) -> tuple[Picks, Candidates | None]:
-        """The picks of a step. Where all are greedy, the drafter's candidates, if it wants some, begin with them."""
+        """The picks of a step, and the drafter's candidates if it wants some, which begin with greedy picks."""
         k = 0 if self.speculation is None else self.speculation.top_k
         if k and self._compiled and picks_the_best(sampled) and native_sampling.serves(logits_SV):
             top = top_candidates(logits_SV, k)
             return Picks(torch.from_numpy(top[0][:, 0])), top
-        return pick_rows(sampled, logits_SV, compiled=self._compiled), None
+        picks = pick_rows(sampled, logits_SV, compiled=self._compiled)
+        return picks, top_candidates(logits_SV, k, compiled=self._compiled) if k else None
 
     def _emit(
         self,
@@ -213,10 +214,8 @@ class Engine:
         logits_SV: Tensor,
         top: Candidates | None,
     ) -> list[SampleResult]:
-        """Verify and commit every sampled block; returns the samples that ended. `top` are candidates known already."""
+        """Verify and commit every sampled block; returns the samples that ended. `top` are the drafter's candidates."""
         speculation = self.speculation
-        if top is None and speculation is not None and speculation.top_k:
-            top = top_candidates(logits_SV, speculation.top_k, compiled=self._compiled)
         emitted, moves = [], []
         first = 0
         for item in sampled:

@@ -7,6 +7,7 @@ from typing import assert_never
 
 from pipeline.config import EngineConfig
 from pipeline.decoding_config import (
+    BRANCHES,
     AutoConfig,
     AutoregressiveConfig,
     DecodingConfig,
@@ -36,9 +37,6 @@ from workers.native.build import NativeUnavailable
 from workers.ptp.adapter import Adapter, load_adapter
 
 logger = logging.getLogger(__name__)
-
-
-_BRANCHES = {"cuda": 3, "cpu": 1}  # on a CPU few rows are idle, and the likeliest branch brings most
 
 
 def adapter_of(config: DecodingConfig, target: LoadedModel) -> Adapter | None:
@@ -104,5 +102,5 @@ def _ptp(config: PTPConfig, target: LoadedModel, engine: EngineConfig, runner: M
         return PTPDrafter(adapter, own_runner, draft.max_context, own_cache=cache)
     assert runner.adapter is not None
     one_pass = config.mode == "one_pass" or (config.mode == "auto" and runner.device.type == "cuda")
-    branches = (config.branches or _BRANCHES.get(runner.device.type, 1)) if one_pass else 0
+    branches = (config.branches or BRANCHES.get(runner.device.type, 1)) if one_pass else 0
     return PTPDrafter(runner.adapter, runner, target.max_context, branches=branches)

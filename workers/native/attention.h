@@ -17,8 +17,8 @@
 #include <cstring>
 #include <vector>
 
-#include "lines_ahead.h"
 #include "lanes.h"
+#include "lines_ahead.h"
 #include "step.h"
 
 constexpr int BLOCK = 32;         // ranks
