@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -75,6 +76,14 @@ TINY_MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral_native": ("MistralConfig", {**NATIVE, "num_key_value_heads": 2, "sliding_window": 16}),
 }
 """Name -> configuration class of transformers and its arguments."""
+
+
+@pytest.fixture
+def python_handles_sigint() -> Iterator[None]:
+    """As in a terminal, also for child processes: one started in the background inherits that SIGINT is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -72,7 +72,7 @@ def make_job(tmp_path: Path, tiny_model_dir: Callable[[str], Path]) -> Callable[
 
 
 @pytest.fixture
-def start_cli() -> Callable[..., subprocess.Popen[str]]:
+def start_cli(python_handles_sigint: None) -> Callable[..., subprocess.Popen[str]]:
     """Starts the command line in a process group of its own, with its output piped."""
 
     def start(*arguments: str | Path, **environment: str) -> subprocess.Popen[str]:

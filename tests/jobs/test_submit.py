@@ -40,7 +40,7 @@ PROMPTS = [*(f"One step of seven-league boots, number {i}." for i in range(39)),
 SHARDS = 20
 SLOW = {
     "output": {"rows_per_shard": 2},
-    "sampling": {"max_tokens": 350, "ignore_eos": True},
+    "sampling": {"max_tokens": 150, "ignore_eos": True},
     "decoding": {"strategy": "autoregressive"},
     "engine": {"max_sequences": 1, "compile": "off"},
 }
@@ -187,8 +187,8 @@ def test_a_job_that_is_stopped_and_submitted_again_gives_the_data_of_an_undistur
     run_here(calm)
     submit_twice(head, job, tmp_path, capsys, monkeypatch)
     follower = start_cli("logs", job.output, "--address", head, "--follow")
-    interrupt(follower, f"{key}-1")
     wait_until(lambda: len(commits(job.output)) >= 2, "no commits")
+    interrupt(follower, f"{key}-1")
     assert not RayJobs(head).find(str(job.output)).status.is_terminal()
 
     code, shown, _ = call(capsys, "stop", job.output, "--address", head)

@@ -3,19 +3,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from pipeline.signals import on_first_signal
-
-
-@pytest.fixture
-def python_handles_sigint() -> Iterator[None]:
-    """As in a terminal: a process started in the background inherits that SIGINT is ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.usefixtures("python_handles_sigint")
