@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 export PATH="$PWD/.venv/bin:$PATH"
 domain=out/ptp/domain
 
-[ -e $domain/bench.parquet ] || python infra/trials/ptp_domain_prompts.py $domain
+[ -e $domain/bench.parquet ] || python infra/trials/templated_prompts.py $domain
 sevenleague run configs/ptp/smollm2_samples.yaml --set input.limit=null
 sevenleague train configs/ptp/smollm2_cpu.yaml --output out/ptp/smollm2 --json out/ptp/smollm2.json --arms o
 sevenleague train configs/ptp/smollm2_cpu.yaml --output out/ptp/smollm2-further --json out/ptp/smollm2_further.json --arms o \

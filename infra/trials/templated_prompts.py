@@ -1,4 +1,4 @@
-"""Templated prompts of one narrow domain, as jobs of product texts have them: ptp_domain_prompts.py FOLDER
+"""Templated prompts of one narrow domain, as jobs of product texts have them: templated_prompts.py FOLDER
 
 `prompts.parquet` (to train on) and `bench.parquet` (held out) share the template, but no combination of values.
 """
