@@ -8,6 +8,7 @@ both. `git worktree add OTHER_CHECKOUT COMMIT` makes the other checkout; the str
 
 from __future__ import annotations
 
+import importlib.util
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,6 +24,7 @@ from workers.drafters.base import EMPTY_DRAFT, Draft
 from workers.kv_cache import KVCache
 from workers.model_loading import load_model
 from workers.model_runner import ModelRunner
+from workers.native import decoder
 from workers.native.build import SOURCE, load_kernels
 from workers.native.decoder import NativeDecoder
 
@@ -66,7 +68,9 @@ STEPS: dict[str, list[NewBlock]] = {
     "a chain of 7 below it": [decode(chain(7))],
     "8 sequences": [PLAIN] * 8,
     "and a draft for 4": [decode(chain(1))] * 4 + [PLAIN] * 4,
+    "and a draft for 8": [decode(chain(1))] * 8,
     "16 sequences": [PLAIN] * 16,
+    "32 sequences": [PLAIN] * 32,
     "128 rows of a prompt": [prompt(128)],
 }
 
@@ -79,6 +83,20 @@ def blocks(runner: ModelRunner, makers: list[NewBlock], columns: int) -> list[Bl
     return made
 
 
+def decoder_of(checkout: Path, runner: ModelRunner) -> NativeDecoder:
+    """With the kernels of a checkout, and weights that are packed as it packs them."""
+    source, python = (
+        checkout / path.relative_to(Path(__file__).parents[2]) for path in (SOURCE, Path(decoder.__file__))
+    )
+    spec = importlib.util.spec_from_file_location("other_decoder", python)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with patch.multiple(decoder, load_kernels=partial(load_kernels, source), packed=module.packed):
+        return NativeDecoder(runner.model, runner._probe())
+
+
 @click.command()
 @click.argument("other", type=click.Path(exists=True, file_okay=False, path_type=Path))
 @click.option("--dtype", default="bfloat16", show_default=True)
@@ -89,10 +107,7 @@ def main(other: Path, dtype: str, columns: str, seconds: float, threads: int) ->
     torch.set_num_threads(threads)
     model = load_model(ModelConfig.model_validate({"id": "builtin:smollm2-135m", "dtype": dtype})).model
     runner = ModelRunner(model)
-    decoders = []
-    for source in (other / SOURCE.relative_to(Path(__file__).parents[2]), SOURCE):
-        with patch("workers.native.decoder.load_kernels", partial(load_kernels, source)):
-            decoders.append(NativeDecoder(model, runner._probe()))
+    decoders = [decoder_of(checkout, runner) for checkout in (other, Path(__file__).parents[2])]
     counts = [int(count) for count in columns.split(",")]
     steps = {(name, count): blocks(runner, makers, count) for name, makers in STEPS.items() for count in counts}
     best = {step: [float("inf")] * 2 for step in steps}
@@ -100,9 +115,9 @@ def main(other: Path, dtype: str, columns: str, seconds: float, threads: int) ->
     with torch.inference_mode():
         while time.perf_counter() < end:
             for step, step_blocks in steps.items():
-                for i, decoder in enumerate(decoders):
+                for i, one in enumerate(decoders):
                     began = time.perf_counter()
-                    decoder.forward(step_blocks)
+                    one.forward(step_blocks)
                     best[step][i] = min(best[step][i], (time.perf_counter() - began) * 1e3)
     click.echo("| cached columns | " + " | ".join(columns.split(",")) + " |\n" + "|---" * (len(counts) + 1) + "|")
     for name in STEPS:

@@ -1,5 +1,5 @@
 // Linear layers in bfloat16 through AMX tiles: sixteen rows cost hardly more than one. A weight panel as `packed` lays
-// it out is a row of tiles, of 32 inner values by 16 outputs each. The order of sums of an output depends on nothing
+// it out is a row of tiles, of 32 inner values by 16 outputs each; the lines of two panels take turns. The order of sums of an output depends on nothing
 // but the inner dimension, as elsewhere: all row counts run through here, or none.
 
 #pragma once
@@ -17,7 +17,8 @@ namespace amx {
 
 constexpr int ROWS = 16, INNER = 32;         // of a tile
 constexpr int TILE = INNER * LANES;          // values of a weight tile
-constexpr int WEIGHTS_AHEAD = 4 * TILE;
+constexpr int PER_LINE = 2 * LANES;         // values of a weight tile in a cache line
+constexpr int WEIGHTS_AHEAD = 4 * PAIR * TILE;
 
 // Whether the kernel lets this process use tiles; asked once.
 inline bool granted() {
@@ -48,8 +49,8 @@ class Shapes {
 };
 
 inline void fetch_ahead(const uint16_t* weights) {
-    for (int i = 0; i < TILE; i += 32)
-        _mm_prefetch(reinterpret_cast<const char*>(weights + WEIGHTS_AHEAD + i), _MM_HINT_T0);
+    for (int i = 0; i < TILE / PER_LINE; ++i)
+        _mm_prefetch(reinterpret_cast<const char*>(weights + WEIGHTS_AHEAD + i * PAIR * PER_LINE), _MM_HINT_T0);
 }
 
 // y[m, 16 p ..] of one tile of sums.
@@ -73,14 +74,14 @@ void block(const uint16_t* x, int64_t first, int64_t second, int rows, int64_t i
     if (BOTH) _tile_zero(2);
     if (BOTH && PANELS > 1) _tile_zero(3);
     for (int64_t k = 0; k < inner; k += INNER) {
-        const uint16_t *w0 = w + k * LANES, *w1 = w0 + inner * LANES;
+        const uint16_t *w0 = w + PAIR * k * LANES, *w1 = w0 + PER_LINE;
         if (FETCH) fetch_ahead(w0);
-        _tile_loadd(6, w0, 64);
+        _tile_loadd(6, w0, PAIR * 64);
         _tile_loadd(4, a + k, stride);
         _tile_dpbf16ps(0, 4, 6);
         if (PANELS > 1) {
             if (FETCH) fetch_ahead(w1);
-            _tile_loadd(7, w1, 64);
+            _tile_loadd(7, w1, PAIR * 64);
             _tile_dpbf16ps(1, 4, 7);
         }
         if (BOTH) {
@@ -121,11 +122,12 @@ void panels(const uint16_t* x, int64_t rows, int64_t inner, const uint16_t* w, c
 inline void linear(const uint16_t* x, int64_t rows, int64_t inner, const uint16_t* w, const uint16_t* bias,
                    uint16_t* y, int64_t outputs, int64_t begin, int64_t end) {
     const Shapes shapes(std::min<int64_t>(rows, ROWS));
-    for (int64_t first = begin; first < end; first += 2) {
+    for (int64_t first = begin, after; first < end; first = after) {
+        after = after_panels(first, end);
         const auto* own = bias ? bias + first * LANES : nullptr;
-        const auto* from = w + first * inner * LANES;
+        const auto* from = panel(w, first, inner, 2);
         auto* to = y + first * LANES;
-        if (end - first > 1)
+        if (after - first > 1)
             panels<2>(x, rows, inner, from, own, to, outputs);
         else
             panels<1>(x, rows, inner, from, own, to, outputs);

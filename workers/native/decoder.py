@@ -29,7 +29,7 @@ from workers.attention import AttentionProbe
 from workers.blocks import Block
 from workers.huge_pages import HugePages
 from workers.native.build import NativeUnavailable, load_kernels
-from workers.native.structure import INNER, LANES, read_structure
+from workers.native.structure import INNER, LANES, PAIR, read_structure
 
 POSITIONS_AT_ONCE = 1024
 """The rotary table grows by so many positions. Always so many, since a vectorised cosine may round by its place."""
@@ -205,15 +205,18 @@ def _entry(dtype: torch.dtype) -> Any:
 
 
 def packed(weight_NM: Tensor) -> Tensor:
-    """Panels of 16 outputs, `[N / 16, M / i, 16, i]` with i = `INNER`; missing outputs of the last panel are zero.
+    """Pairs of panels of 16 outputs, `[N / 32, M / i, 2, 16, i]` with i = `INNER`; missing outputs of the last pair are
+    zero.
 
-    Worked example, float32, N = 17: two panels, the second with one row of weights and 15 of zeros.
+    A core that reads a pair from its first byte to its last reads it much faster than two panels side by side.
+
+    Worked example, float32, N = 17: one pair, its second panel with one row of weights and 15 of zeros.
     """
     weight_NM = weight_NM.detach()
     outputs, inner = weight_NM.shape
     side = INNER[weight_NM.dtype]
-    weight_NM = F.pad(weight_NM, (0, 0, 0, -outputs % LANES))
-    return weight_NM.view(-1, LANES, inner // side, side).transpose(1, 2).contiguous()
+    weight_NM = F.pad(weight_NM, (0, 0, 0, -outputs % (PAIR * LANES)))
+    return weight_NM.view(-1, PAIR, LANES, inner // side, side).permute(0, 3, 1, 2, 4).contiguous()
 
 
 def step_arrays(blocks: Sequence[Block]) -> dict[str, array[int]]:

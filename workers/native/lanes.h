@@ -4,10 +4,12 @@
 
 #include <immintrin.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 
 constexpr int LANES = 16;  // floats of a vector, and outputs of a weight panel
+constexpr int PAIR = 2;    // panels whose lines take turns
 
 using f16 = __m512;
 
@@ -74,6 +76,15 @@ struct BFloat16 {
     }
 };
 #endif
+
+// Panel p of packed weights, of which each multiply-add of a row takes `step` inner values.
+template <class Value>
+const Value* panel(const Value* weights, int64_t p, int64_t inner, int64_t step) {
+    return weights + (p / PAIR * PAIR * inner + p % PAIR * step) * LANES;
+}
+
+// Where the panels end that are done together with the first: a pair, or one alone where a range cuts through a pair.
+inline int64_t after_panels(int64_t first, int64_t end) { return std::min(end, (first / PAIR + 1) * PAIR); }
 
 inline f16 exponential(f16 x) {  // Cephes' expf: error below 2 ulp; below -87.3 the smallest normal number
     x = _mm512_max_ps(x, _mm512_set1_ps(-87.3f));

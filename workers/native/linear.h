@@ -1,6 +1,7 @@
 // Linear layers over packed weights: every output is one fixed order of multiply-adds, whatever the number of rows.
 //
-// Shapes: N outputs and M rows of a layer. Weights are packed in panels of 16 outputs (`packed` in decoder.py).
+// Shapes: N outputs and M rows of a layer. Weights are packed in pairs of panels of 16 outputs each (`packed` in
+// decoder.py), whose lines take turns, so that a pair is read from its first byte to its last.
 
 #pragma once
 
@@ -14,21 +15,19 @@
 #include "amx.h"
 #include "lanes.h"
 
-constexpr int MOST_ROWS = 12;  // of a tile: its sums, at most 24 vectors, stay in registers
-constexpr int MOST_PANELS = 3;
+constexpr int MOST_ROWS = 14;          // of a tile: its sums, at most 28 vectors, stay in registers
 constexpr int LINE = 64;               // bytes of a cache line, which a panel has for every multiply-add of a row
 constexpr int MOST_AHEAD = 384 << 10;  // bytes fetched ahead at most: they wait in the second-level cache
-constexpr int NEAR = 2048;             // bytes by which larger groups of panels are fetched ahead of their use
+constexpr int NEAR = 4096;             // bytes by which larger pairs are fetched ahead of their use
 
-// Memory that is fetched into the second-level cache while a tile computes: a line of each stream per multiply-add.
+// Memory that is fetched while a tile computes: so many lines, one behind the other, per multiply-add of a row.
 struct Fetch {
     const char* from;
-    int64_t apart;
-    int streams;
+    int lines;
 };
 
-// y[m, 16 p ..] for ROWS rows and PANELS panels of 16 outputs. A panel is [inner / INNER, 16, INNER]. The multiply-adds
-// of each CHAIN values are summed in turn, then these sums.
+// y[m, 16 p ..] for ROWS rows and PANELS panels of 16 outputs. A pair of panels is [inner / INNER, 2, 16, INNER]. The
+// multiply-adds of each CHAIN values are summed in turn, then these sums.
 template <class E, int ROWS, int PANELS>
 void tile(const typename E::Value* x, int64_t inner, const typename E::Value* w, const typename E::Value* bias,
           typename E::Value* y, int64_t outputs, Fetch fetch) {
@@ -39,10 +38,10 @@ void tile(const typename E::Value* x, int64_t inner, const typename E::Value* w,
             for (int p = 0; p < PANELS; ++p) sum[m][p] = _mm512_setzero_ps();
         const int64_t end = std::min(inner, begin + E::CHAIN);
         for (int64_t k = begin; k < end; k += E::INNER) {
-            for (int s = 0; s < fetch.streams; ++s) _mm_prefetch(fetch.from + s * fetch.apart, _MM_HINT_T1);
-            fetch.from += LINE;
+            for (int i = 0; i < fetch.lines; ++i) _mm_prefetch(fetch.from + i * LINE, _MM_HINT_T0);
+            fetch.from += fetch.lines * LINE;
             f16 weights[PANELS];
-            for (int p = 0; p < PANELS; ++p) weights[p] = E::weights(w + (p * inner + k) * LANES);
+            for (int p = 0; p < PANELS; ++p) weights[p] = E::weights(w + (PAIR * k + p * E::INNER) * LANES);
             for (int m = 0; m < ROWS; ++m) {
                 const f16 value = E::everywhere(x + m * inner + k);
                 for (int p = 0; p < PANELS; ++p) sum[m][p] = E::multiply_add(sum[m][p], value, weights[p]);
@@ -68,22 +67,22 @@ constexpr std::array<Tile<E>, sizeof...(M)> tiles_of(std::integer_sequence<int, 
     return {tile<E, M + 1, PANELS>...};
 }
 
-// The tile of `rows` rows and `panels` panels.
+// The tile of `rows` rows and `panels` panels. Not `static`, its table would be one for all libraries of a process.
 template <class E>
-Tile<E> tile_of(int64_t rows, int64_t panels) {
+static Tile<E> tile_of(int64_t rows, int64_t panels) {
     using Rows = std::make_integer_sequence<int, MOST_ROWS>;
-    static constexpr std::array<Tile<E>, MOST_ROWS> by_panels[] = {tiles_of<E, 1>(Rows{}), tiles_of<E, 2>(Rows{}),
-                                                                   tiles_of<E, MOST_PANELS>(Rows{})};
+    static constexpr std::array<Tile<E>, MOST_ROWS> by_panels[] = {tiles_of<E, 1>(Rows{}), tiles_of<E, PAIR>(Rows{})};
     return by_panels[panels - 1][rows - 1];
 }
 
-// The panels [begin, end) of a layer that the calling thread does.
+// The panels [begin, end) of a layer that the calling thread does: whole pairs, but for a last panel without another.
 struct Share {
     int64_t begin, end;
     explicit Share(int64_t outputs) {
-        const int64_t panels = outputs / LANES, threads = omp_get_num_threads(), thread = omp_get_thread_num();
-        begin = panels * thread / threads;
-        end = panels * (thread + 1) / threads;
+        const int64_t panels = outputs / LANES, pairs = (panels + PAIR - 1) / PAIR;
+        const int64_t threads = omp_get_num_threads(), thread = omp_get_thread_num();
+        begin = PAIR * (pairs * thread / threads);
+        end = std::min(panels, PAIR * (pairs * (thread + 1) / threads));
     }
     Share(int64_t begin, int64_t end) : begin(begin), end(end) {}
 };
@@ -94,43 +93,40 @@ struct Next {
     int64_t inner = 0, outputs = 0;
 };
 
-// What the `tiles` tiles of a panel group fetch together: the group after it, of this layer or of the next.
+// What the `tiles` tiles of a pair of panels fetch together: the pair after it, of this layer or of the next.
 template <class E>
 class Ahead {
   public:
-    Ahead(int64_t inner, int64_t tiles, int64_t width, const Next& next)
-        : lines(inner / E::INNER), tiles(tiles), width(width), next(next) {}
+    Ahead(int64_t inner, int64_t tiles, const Next& next) : lines(inner / E::INNER), tiles(tiles), next(next) {}
 
-    // Of the group whose first panel, of `left`, is at `w`.
-    void start(const typename E::Value* w, int64_t left) {
-        group = reinterpret_cast<const char*>(w);
-        own = std::min(width, left);
-        from = group + own * lines * LINE;
-        bytes = std::min(width, left - own) * lines * LINE;
-        if (left > own || !next.weights) return;
+    // Of the pair at `w`, which may be the last.
+    void start(const typename E::Value* w, bool is_last) {
+        pair = from = reinterpret_cast<const char*>(w);
+        from += bytes = PAIR * lines * LINE;
+        if (!is_last || !next.weights) return;
         const Share share(next.outputs);
         const int64_t panel = next.inner / E::INNER * LINE;
         from = static_cast<const char*>(next.weights) + share.begin * panel;
-        bytes = std::min(width, share.end - share.begin) * panel;
+        bytes = share.begin < share.end ? PAIR * panel : 0;
     }
 
     // The part of tile i.
     Fetch part(int64_t i) const {
-        if (own * lines * LINE > MOST_AHEAD) return {group + NEAR, lines * LINE, i == 0 ? int(own) : 0};
-        const int64_t all = std::min<int64_t>(bytes, MOST_AHEAD);
-        const int64_t behind = i * lines * LINE, apart = tiles * lines * LINE;
-        return {from + behind, apart, behind < all ? int((all - behind + apart - 1) / apart) : 0};
+        if (PAIR * lines * LINE > MOST_AHEAD) return {pair + NEAR, i == 0 ? PAIR : 0};
+        const int64_t all = (std::min<int64_t>(bytes, MOST_AHEAD) / LINE + lines - 1) / lines;  // per multiply-add
+        const int64_t begin = all * i / tiles, end = all * (i + 1) / tiles;
+        return {from + begin * lines * LINE, int(end - begin)};
     }
 
   private:
-    int64_t lines, tiles, width;  // lines: of a panel
+    int64_t lines, tiles;  // lines: of a panel
     Next next;
-    const char *group, *from;
-    int64_t own, bytes;
+    const char *pair, *from;
+    int64_t bytes;
 };
 
 // y[M, N] = x[M, inner] w^T (+ bias); N is a multiple of 16. The panels of `share` alone: each thread does its own. All
-// rows of a panel group are done while its weights are in the cache, in tiles of almost equal height.
+// rows of a pair of panels are done while its weights are in the cache, in tiles of almost equal height.
 template <class E>
 void linear_share(const typename E::Value* x, int64_t rows, int64_t inner, const typename E::Value* w,
                   const typename E::Value* bias, typename E::Value* y, int64_t outputs, const Share& share,
@@ -142,17 +138,16 @@ void linear_share(const typename E::Value* x, int64_t rows, int64_t inner, const
             return amx::linear(x, rows, inner, w, bias, y, outputs, share.begin, share.end);
     }
 #endif
-    const int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS, highest = (rows + tiles - 1) / tiles;
-    const int64_t width = highest <= 8 ? MOST_PANELS : 2;
-    Ahead<E> ahead(inner, tiles, width, next);
-    for (int64_t first = share.begin; first < share.end; first += width) {
-        const auto* panels = w + first * inner * LANES;
-        const int64_t count = std::min(width, share.end - first);
-        ahead.start(panels, share.end - first);
+    const int64_t tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    Ahead<E> ahead(inner, tiles, next);
+    for (int64_t first = share.begin, after; first < share.end; first = after) {
+        after = after_panels(first, share.end);
+        const auto* panels = panel(w, first, inner, E::INNER);
+        ahead.start(panels, after == share.end);
         for (int64_t i = 0; i < tiles; ++i) {
             const int64_t m = rows * i / tiles, height = rows * (i + 1) / tiles - m;
-            tile_of<E>(height, count)(x + m * inner, inner, panels, bias ? bias + first * LANES : nullptr,
-                                      y + m * outputs + first * LANES, outputs, ahead.part(i));
+            tile_of<E>(height, after - first)(x + m * inner, inner, panels, bias ? bias + first * LANES : nullptr,
+                                              y + m * outputs + first * LANES, outputs, ahead.part(i));
         }
     }
 }

@@ -16,7 +16,9 @@ from transformers import PreTrainedModel
 from workers.attention import AttentionProbe
 from workers.native.build import NativeUnavailable, cpu_features
 
-LANES = 16
+LANES, PAIR = 16, 2
+"""Outputs of a panel of weights, and panels that lie side by side (lanes.h)."""
+
 INNER = {torch.float32: 1, torch.bfloat16: 2}
 """Served data types, and how many inner-dimension values of a weight lie side by side."""
 

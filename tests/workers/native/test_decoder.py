@@ -245,13 +245,14 @@ def test_a_token_beyond_the_vocabulary_is_an_error_not_a_crash() -> None:
 
 def test_packed_weights_of_the_worked_example() -> None:
     weight_NM = torch.arange(17 * 4, dtype=torch.float32).view(17, 4)
-    panels = packed(weight_NM)
-    assert panels.shape == (2, 4, 16, 1)
-    assert panels[1, :, 0, 0].tolist() == weight_NM[16].tolist()
-    assert panels[1, :, 1:].abs().sum() == 0
-    pairs = packed(weight_NM.bfloat16())
-    assert pairs.shape == (2, 2, 16, 2)
-    assert pairs[0, 1, 3].tolist() == weight_NM[3, 2:4].tolist()
+    floats = packed(weight_NM)
+    assert floats.shape == (1, 4, 2, 16, 1)
+    assert floats[0, :, 0, 5, 0].tolist() == weight_NM[5].tolist()
+    assert floats[0, :, 1, 0, 0].tolist() == weight_NM[16].tolist()
+    assert floats[0, :, 1, 1:].abs().sum() == 0
+    halves = packed(weight_NM.bfloat16())
+    assert halves.shape == (1, 2, 2, 16, 2)
+    assert halves[0, 1, 0, 3].tolist() == weight_NM[3, 2:4].tolist()
 
 
 def test_step_arrays_of_the_worked_example() -> None:
