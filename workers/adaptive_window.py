@@ -38,7 +38,7 @@ class AdaptiveWindow:
 
     def select(self, proposals: Sequence[Proposal], load: StepLoad) -> list[Proposal]:
         drafts = best_nodes([proposal.draft for proposal in proposals], load.room.free_rows)
-        return [p.bought(draft, extra=True) for draft, p in zip(drafts, proposals, strict=True)]
+        return [p.bought(draft) for draft, p in zip(drafts, proposals, strict=True)]
 
     def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
         if not len(draft):

@@ -144,7 +144,7 @@ class Speculation:
             size = len(proposal.draft.tokens)
             assert size <= most[i], (self._drafter.name, size, most[i])
             if size > depths[i]:
-                proposal = proposal.bought(proposal.draft.up_to_depth(depths[i]), extra=True)
+                proposal = proposal.bought(proposal.draft.up_to_depth(depths[i]))
             proposals[i] = self._within_context(decoding[i], proposal)
         return proposals
 

@@ -23,7 +23,7 @@ from operator import itemgetter, truediv
 from pipeline.decoding_config import AutoConfig, Windowed
 from workers.adaptive_window import AdaptiveWindow
 from workers.cost_model import CostModel, calibrate
-from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, Draft, Proposal
+from workers.drafters.base import EMPTY_DRAFT, EMPTY_PROPOSAL, Branch, Draft, Proposal
 from workers.latch import Latch
 from workers.model_runner import ModelRunner
 from workers.window_policy import StepLoad, StepMeasure, StepRoom, WindowPolicy, Windows
@@ -94,11 +94,10 @@ class GoodputController:
         kept: dict[int, list[int]] = {}
         for _, owner, node in ranked[:best]:
             kept.setdefault(owner, []).append(node)
-        buys_extra = self._extra_pays(proposals, load, best, rate)
-        return [
-            p if p is EMPTY_PROPOSAL else _bought(p, kept.get(owner, ()), extra=buys_extra)
-            for owner, p in enumerate(proposals)
-        ]
+        bought = [p if p is EMPTY_PROPOSAL else _bought(p, kept.get(owner, ())) for owner, p in enumerate(proposals)]
+        if any(p.extra_rows for p in bought if p is not EMPTY_PROPOSAL):
+            return self._with_paying_extras(bought, load, best, rate)
+        return bought
 
     def observe(self, key: int, draft: Draft, num_accepted: int) -> None:
         self._claimed += sum(draft.scores)
@@ -144,13 +143,26 @@ class GoodputController:
         """The same if the step held no prompt rows."""
         return self._seconds(replace(load, room=StepRoom(len(load.keys), load.room.free_rows)), added)
 
-    def _extra_pays(self, proposals: Sequence[Proposal], load: StepLoad, bought: int, rate: float) -> bool:
-        """Rows of two-dimensional windows and branches are bought as one item, by what they were measured to yield."""
-        extra = sum([p.extra_rows for p in proposals if p is not EMPTY_PROPOSAL])
-        if not extra or bought + extra > min(load.room.free_rows, self._config.max_draft_rows):
-            return False
-        without_s, with_s = self._seconds(load, (bought, bought + extra))
-        return sum(p.extra_yield for p in proposals) > rate * (with_s - without_s)
+    def _with_paying_extras(
+        self, proposals: Sequence[Proposal], load: StepLoad, rows: int, rate: float
+    ) -> list[Proposal]:
+        """Two-dimensional windows and branches are bought as one item each, by what they are expected to yield, the
+        best of their rows first. `rows` of drafts are bought already."""
+        items: list[tuple[float, int, int, Branch | None]] = []
+        for owner, (proposal, value) in enumerate(zip(proposals, load.values, strict=True)):
+            if proposal.extra is not None:
+                items.append((value * proposal.extra_yield, len(proposal.extra), owner, None))
+            items += [(value * branch.gain, len(branch), owner, branch) for branch in proposal.branches]
+        most = min(load.room.free_rows, self._config.max_draft_rows)
+        bought: dict[int, list[Branch | None]] = {}
+        for gain, size, owner, item in sorted(items, key=lambda item: item[0] / item[1], reverse=True):
+            if rows + size > most:
+                continue
+            without_s, with_s = self._seconds(load, (rows, rows + size))
+            if gain > rate * (with_s - without_s):
+                rows += size
+                bought.setdefault(owner, []).append(item)
+        return [_with_extras(p, bought.get(owner, [])) if p.extra_rows else p for owner, p in enumerate(proposals)]
 
 
 def _ranked(proposals: Sequence[Proposal], values: Sequence[float]) -> list[tuple[float, int, int]]:
@@ -164,13 +176,22 @@ def _ranked(proposals: Sequence[Proposal], values: Sequence[float]) -> list[tupl
     return sorted(nodes, key=itemgetter(0), reverse=True)
 
 
-def _bought(proposal: Proposal, nodes: Sequence[int], *, extra: bool) -> Proposal:
+def _bought(proposal: Proposal, nodes: Sequence[int]) -> Proposal:
+    """With these nodes of the draft; whether to run its other rows is not decided yet."""
     if proposal.extra is None and not proposal.branches:
         if len(nodes) == len(proposal.draft.tokens):
             return proposal
         if not nodes and not proposal.extra_yield:
             return EMPTY_PROPOSAL
-    return proposal.bought(proposal.draft.keep(nodes) if nodes else EMPTY_DRAFT, extra=extra)
+    return proposal.bought(proposal.draft.keep(nodes) if nodes else EMPTY_DRAFT)
+
+
+def _with_extras(proposal: Proposal, items: Sequence[Branch | None]) -> Proposal:
+    """With these branches, and with the two-dimensional window where None is among them."""
+    if not items and not len(proposal.draft) and not proposal.extra_yield:
+        return EMPTY_PROPOSAL
+    branches = [branch for branch in items if branch is not None]
+    return proposal.bought(proposal.draft, extra=None in items, branches=branches)
 
 
 def _columns(load: StepLoad) -> float:

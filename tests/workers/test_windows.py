@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,7 @@ from pipeline.decoding_config import AutoConfig, SuffixConfig
 from tests.workers.drafting import chain, drafts, load, proposals
 from workers.adaptive_window import AdaptiveWindow
 from workers.cost_model import Calibration, CostModel
-from workers.drafters.base import Draft, ExtraRows, Proposal
+from workers.drafters.base import Branch, Draft, ExtraRows, Proposal
 from workers.latch import Latch
 from workers.model_loading import load_model
 from workers.model_runner import ModelRunner
@@ -128,6 +129,32 @@ def test_a_two_dimensional_window_is_bought_by_what_it_yields() -> None:
         some = [Proposal(extra=extra, extra_yield=extra_yield), *proposals(*([Draft()] * (sequences - 1)))]
         kept = controller().select(some, load(sequences, 100))
         assert (kept[0].extra is not None) == bought, (extra_yield, sequences)
+
+
+def test_branches_are_bought_one_by_one_by_what_they_bring() -> None:
+    """With 8 sequences a branch costs 2 ms, in which 1.6 tokens are made otherwise; with one its rows are free."""
+    policy = controller(Calibration((1, 8, 208), (0.010, 0.010, 0.210), 0.0, 0.0))
+
+    def branches(*gains: float) -> Proposal:
+        chain_of_two = chain((0.9, 0.9))
+        some = [Branch(depth, torch.zeros(2, 4), 1, gain) for depth, gain in enumerate(gains)]
+        return Proposal(chain_of_two, branches=tuple(some))
+
+    def bought(sequences: int, *gains: float) -> list[int]:
+        some = [branches(*gains), *proposals(*([Draft()] * (sequences - 1)))]
+        return [branch.depth for branch in policy.select(some, load(sequences, 100))[0].branches]
+
+    assert bought(1, 0.01, 0.02) == [1, 0]
+    assert bought(8, 0.5, 1.5) == []
+    assert bought(8, 0.5, 2.1) == [1]
+    assert bought(8, 2.2, 2.1) == [0, 1]
+
+
+def test_a_branch_beyond_the_bought_chain_is_not_bought() -> None:
+    policy = controller(max_draft_rows=3)
+    two_rows = [Branch(depth, torch.zeros(2, 4), 1, 9.0) for depth in (0, 2)]
+    (kept,) = policy.select([Proposal(chain((0.9, 0.0)), branches=tuple(two_rows))], load(1, 100))
+    assert [branch.depth for branch in kept.branches] == [0]
 
 
 def measured(step_load: object, total_s: float, emitted: int, draft_s: float = 0.0) -> StepMeasure:

@@ -174,12 +174,14 @@ class Branch:
     They are laid out as if exactly the first `depth` nodes of the draft, a chain, will be accepted. Row i has the input
     `inputs_RE[i]` and position (position of the pending token) + depth + i; it sees the committed tokens, the pending
     token and the chain up to its last `hidden` tokens, and the rows before it. Logits of rows 1.. are wanted back: what
-    row 0 predicts is emitted by this very step.
+    row 0 predicts is emitted by this very step. `gain` is how many further accepted tokens the rows are expected to
+    bring; by it they are bought or not.
     """
 
     depth: int
     inputs_RE: Tensor
     hidden: int
+    gain: float = 0.0
 
     def __len__(self) -> int:
         return len(self.inputs_RE)
@@ -189,8 +191,8 @@ class Branch:
 class Proposal:
     """What a drafter wants in the next step of one sequence.
 
-    `extra_yield` is the measured number of further accepted tokens per step that running the `extra` rows and the
-    `branches` brings; by it they are bought or not.
+    `extra_yield` is the measured number of further accepted tokens per step that running the `extra` rows brings; by it
+    they are bought or not.
     """
 
     draft: Draft = EMPTY_DRAFT
@@ -205,13 +207,14 @@ class Proposal:
             return 0
         return (0 if self.extra is None else len(self.extra)) + sum(map(len, self.branches))
 
-    def bought(self, draft: Draft, *, extra: bool) -> Proposal:
-        """The same with that part of the draft, and with or without the other rows. A branch needs its chain."""
-        if not extra:
-            return Proposal(draft, extra_yield=self.extra_yield)
-        chain = _common_chain(self.draft, draft) if self.branches else 0
-        branches = tuple(branch for branch in self.branches if branch.depth <= chain)
-        return Proposal(draft, self.extra, self.extra_yield, branches)
+    def bought(self, draft: Draft, *, extra: bool = True, branches: Sequence[Branch] | None = None) -> Proposal:
+        """The same with that part of the draft, with or without the extra rows, and with these branches, unless given
+        all. A branch needs its chain.
+        """
+        wanted = self.branches if branches is None else branches
+        chain = _common_chain(self.draft, draft) if wanted else 0
+        kept = tuple([branch for branch in wanted if branch.depth <= chain])
+        return Proposal(draft, self.extra if extra else None, self.extra_yield, kept)
 
 
 def _common_chain(one: Draft, other: Draft) -> int:

@@ -76,7 +76,7 @@ def build_drafter(
             drafter = _auto(config, engine)
             if config.adapter is None:
                 return drafter
-            adapter = PTPConfig(adapter=config.adapter, mode="one_pass")
+            adapter = PTPConfig(adapter=config.adapter, mode="one_pass", branches=max(BRANCHES.values()))
             return MergedDrafter(_ptp(adapter, target, engine, runner), drafter)
         case _:
             assert_never(config)

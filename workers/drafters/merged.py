@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -47,9 +48,11 @@ class MergedDrafter:
         for context, chain, tree, rows in zip(contexts, chains, trees, max_rows, strict=True):
             self._trees[context.key] = tree.draft
             (draft,) = best_nodes([_merged(chain.draft, tree.draft)], rows)
-            branches = chain.bought(draft, extra=True).branches
-            extra_yield = chain.extra_yield * self._added / self._accepted + tree.extra_yield
-            merged.append(Proposal(draft, tree.extra, extra_yield, branches))
+            branches = [
+                replace(branch, gain=branch.gain * self._added / self._accepted)
+                for branch in chain.bought(draft).branches
+            ]
+            merged.append(Proposal(draft, tree.extra, tree.extra_yield, tuple(branches)))
         return merged
 
     def observe(self, context: DraftContext, outcome: StepOutcome) -> None:

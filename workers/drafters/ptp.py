@@ -168,24 +168,23 @@ class PTPDrafter:
         self, contexts: Sequence[DraftContext], max_rows: Sequence[int], drafts: Sequence[Draft]
     ) -> list[Proposal]:
         windows: list[list[Window]] = []
-        covered = []
+        chances = []
         for context, rows, draft in zip(contexts, max_rows, drafts, strict=True):
-            branching = rows and not self._is_serial(context)
-            depths = _likely_depths(draft.scores, self._branches) if branching else []
             slots = min(self._slots, 1 + rows)
+            branching = slots > 1 and rows and not self._is_serial(context)
+            depths = _likely_depths(draft.scores, self._branches) if branching else []
             after = (context.tokens[-1], *draft.tokens)
             length = len(context.tokens)
-            windows.append([Window(context, length + depth, after[depth], slots) for depth, _ in depths if slots > 1])
-            covered.append(sum(probability for _, probability in depths))
+            windows.append([Window(context, length + depth, after[depth], slots) for depth, _ in depths])
+            chances.append([probability for _, probability in depths])
         inputs = iter(self._inputs([window for some in windows for window in some]))
         proposals = []
-        for context, draft, some, probability in zip(contexts, drafts, windows, covered, strict=True):
-            branches = tuple(
-                Branch(window.target - len(context.tokens), next(inputs), self._stands_in) for window in some
-            )
-            proposals.append(
-                Proposal(draft, None, probability * self._mean_accepted, branches) if some else Proposal(draft)
-            )
+        for context, draft, some, probabilities in zip(contexts, drafts, windows, chances, strict=True):
+            branches = [
+                Branch(window.target - len(context.tokens), next(inputs), self._stands_in, chance * self._mean_accepted)
+                for window, chance in zip(some, probabilities, strict=True)
+            ]
+            proposals.append(Proposal(draft, branches=tuple(branches)))
         return proposals
 
     # ---- both ----

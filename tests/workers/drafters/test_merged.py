@@ -42,11 +42,11 @@ TREE = Draft((2, 4, 5), (-1, 0, -1), (0.7, 0.2, 0.1), ("suffix",) * 3)
 
 
 def branch(depth: int) -> Branch:
-    return Branch(depth, torch.zeros(2, 4), 1)
+    return Branch(depth, torch.zeros(2, 4), 1, gain=1.0 / (1 + depth))
 
 
 def merged(chain: Draft = CHAIN, tree: Draft = TREE) -> MergedDrafter:
-    first = Fixed("ptp", Proposal(chain, extra_yield=1.0, branches=(branch(0), branch(2))))
+    first = Fixed("ptp", Proposal(chain, branches=(branch(0), branch(2))))
     return MergedDrafter(first, Fixed("auto", Proposal(tree)))
 
 
@@ -54,6 +54,10 @@ def proposal_of(drafter: MergedDrafter, rows: int = 8) -> Proposal:
     context = DraftContext(1, "g", [9], 1)
     (proposal,) = drafter.propose([context], [rows], 0.0)
     return proposal
+
+
+def gain_of(drafter: MergedDrafter) -> float:
+    return proposal_of(drafter).branches[0].gain
 
 
 def step(drafter: MergedDrafter, path: tuple[int, ...], emitted: tuple[int, ...]) -> None:
@@ -78,23 +82,23 @@ def test_branches_need_their_chain() -> None:
 def test_branches_are_worth_what_chains_add() -> None:
     """Token 2 was guessed by both, token 3 by the chain alone."""
     useful, useless = merged(), merged()
-    assert proposal_of(useful).extra_yield == 1.0
+    assert [b.gain for b in proposal_of(useful).branches] == [1.0, 1 / 3]
     for _ in range(400):
         step(useful, (0, 1, 2), (2, 3, 7))
         step(useless, (0, 1), (2, 7))
-    assert 0.5 <= proposal_of(useful).extra_yield < 0.52
-    assert proposal_of(useless).extra_yield < 0.05
+    assert 0.5 <= gain_of(useful) < 0.52
+    assert gain_of(useless) < 0.05
 
 
 def test_a_model_free_path_beside_the_chain_is_no_merit_of_it() -> None:
     drafter = merged()
     for _ in range(400):
         step(drafter, (0, 1, 3), (2, 4, 7))
-    assert proposal_of(drafter).extra_yield < 0.05
+    assert gain_of(drafter) < 0.05
 
 
 def test_a_useless_chain_is_worth_trying_again_when_the_other_stops_guessing() -> None:
     drafter = merged(tree=Draft())
     for _ in range(400):
         step(drafter, (0, 1, 2), (2, 3, 7))
-    assert proposal_of(drafter).extra_yield == 1.0
+    assert gain_of(drafter) == 1.0
