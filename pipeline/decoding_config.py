@@ -106,10 +106,10 @@ class PTPConfig(Windowed):
     mode: Literal["auto", "serial", "one_pass"] = Field(
         "auto",
         description="serial: a pass that drafts, then one that verifies; one_pass: both at once, with a branch for "
-        "each likely number of accepted drafts; auto: one_pass on GPUs, serial on CPUs",
+        "each likely number of accepted drafts; auto: serial where model names the adapter's base, else one_pass",
     )
     branches: int | None = Field(
-        None, ge=1, le=64, description="most branches of a sequence in one_pass mode; default: 3 on GPUs, 1 on CPUs"
+        None, ge=1, le=64, description="branches of a sequence in one_pass mode; default: 3 on GPUs, 1 on CPUs"
     )
     max_window: int = Field(8, ge=1, le=256, description="most draft rows of a sequence")
 
@@ -117,7 +117,13 @@ class PTPConfig(Windowed):
     def extra_rows(self) -> int:
         """Auxiliary rows of a sequence. A window has one row more than drafts where its first target is emitted anyway,
         or where the pending token runs in the drafting pass too."""
-        return (1 if self.mode == "serial" else self.branches or max(BRANCHES.values())) * (self.max_window + 1)
+        branches = self.branches or max(BRANCHES.values()) if self.is_one_pass else 1
+        return branches * (self.max_window + 1)
+
+    @property
+    def is_one_pass(self) -> bool:
+        """Whether drafting and verifying are one pass. A model of its own cannot run in the target's."""
+        return self.mode == "one_pass" or (self.mode == "auto" and self.model is None)
 
     @model_validator(mode="after")
     def _own_model(self) -> PTPConfig:

@@ -101,6 +101,5 @@ def _ptp(config: PTPConfig, target: LoadedModel, engine: EngineConfig, runner: M
         cache = DraftCache(draft, own_runner, engine)
         return PTPDrafter(adapter, own_runner, draft.max_context, own_cache=cache)
     assert runner.adapter is not None
-    one_pass = config.mode == "one_pass" or (config.mode == "auto" and runner.device.type == "cuda")
-    branches = (config.branches or BRANCHES.get(runner.device.type, 1)) if one_pass else 0
+    branches = (config.branches or BRANCHES.get(runner.device.type, 1)) if config.is_one_pass else 0
     return PTPDrafter(runner.adapter, runner, target.max_context, branches=branches)
