@@ -108,8 +108,11 @@ def test_a_smaller_model_reads_along(
 ) -> None:
     """The target itself as the "smaller" model, with a cache of its own, drafts what the serial mode drafts."""
     folder = adapter_dir("llama", head="c")
-    own = engine_of(target, folder, model=str(tiny_model_dir("llama")))
-    for ours, shared in zip(own.generate(REQUESTS), engine_of(target, folder).generate(REQUESTS), strict=True):
+    own, serial = (
+        engine_of(target, folder, model=str(tiny_model_dir("llama"))),
+        engine_of(target, folder, mode="serial"),
+    )
+    for ours, shared in zip(own.generate(REQUESTS), serial.generate(REQUESTS), strict=True):
         assert ours.token_ids == shared.token_ids
         assert ours.stats == shared.stats
 
