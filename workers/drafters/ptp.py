@@ -171,7 +171,7 @@ class PTPDrafter:
         chances = []
         for context, rows, draft in zip(contexts, max_rows, drafts, strict=True):
             slots = min(self._slots, 1 + rows)
-            branching = slots > 1 and rows and not self._is_serial(context)
+            branching = slots > 1 and not self._is_serial(context)
             depths = _likely_depths(draft.scores, self._branches) if branching else []
             after = (context.tokens[-1], *draft.tokens)
             length = len(context.tokens)
