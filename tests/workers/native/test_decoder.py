@@ -191,7 +191,7 @@ def test_scaled_rotary_positions(kind: str) -> None:
         {"hidden_size": 208, "intermediate_size": 144, "num_attention_heads": 13, "num_key_value_heads": 13},
         {"num_attention_heads": 8, "num_key_value_heads": 1, "head_dim": 96},
         {"intermediate_size": 32 * 16 + 16, "head_dim": 128},
-        {"intermediate_size": 4128},  # its panels are too long to be fetched a group ahead
+        {"intermediate_size": 6176},  # its pairs of panels are too long to be fetched a pair ahead
     ],
 )
 def test_odd_sizes(sizes: dict[str, Any], dtype: str) -> None:
