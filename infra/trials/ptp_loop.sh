@@ -13,9 +13,11 @@ sevenleague train configs/ptp/code.yaml --output out/ptp/code --json out/ptp/cod
 
 # prompts of files that neither the model nor the adapter has seen; the same seeds before and after
 sevenleague run configs/ptp/code_bench.yaml --output out/ptp/before --set decoding=autoregressive
-sevenleague run configs/ptp/code_bench.yaml --output "out/ptp/after-$ARM" --set "decoding.adapter=out/ptp/code/$ARM/adapter"
-python infra/trials/same_outputs.py out/ptp/before "out/ptp/after-$ARM"
-sevenleague bench --model out/ptp/code/base --prompts out/ptp/corpus/bench.parquet --limit 32 --max-tokens 128 \
-    --batch 1 --rounds 5 --dtype bfloat16 --temperature 0.7 --coupling inverse_cdf \
-    --contestants autoregressive,auto,ptp --set "decoding.adapter=out/ptp/code/$ARM/adapter" \
-    --json "out/ptp/bench-$ARM.json"
+for mode in serial one_pass; do
+    adapter=(--set "decoding.adapter=out/ptp/code/$ARM/adapter" --set "decoding.mode=$mode")
+    sevenleague run configs/ptp/code_bench.yaml --output "out/ptp/after-$mode" "${adapter[@]}"
+    python infra/trials/same_outputs.py out/ptp/before "out/ptp/after-$mode"
+    sevenleague bench --model out/ptp/code/base --prompts out/ptp/corpus/bench.parquet --limit 24 --max-tokens 128 \
+        --batch 1 --rounds 3 --dtype bfloat16 --temperature 0.7 --coupling inverse_cdf \
+        --contestants autoregressive,auto,ptp "${adapter[@]}" --json "out/ptp/bench-$mode.json"
+done
