@@ -17,8 +17,18 @@ adapter=out/ptp/smollm2-further/o/adapter
 job=(configs/ptp/smollm2_samples.yaml --set "input.path=$domain/bench.parquet" --set engine.max_sequences=1)
 sevenleague run "${job[@]}" --output out/ptp/smollm2-before --set decoding=autoregressive
 sevenleague run "${job[@]}" --output out/ptp/smollm2-after \
-    --set decoding.strategy=ptp --set "decoding.adapter=$adapter" --set decoding.mode=one_pass --set decoding.branches=1
+    --set decoding.strategy=ptp --set "decoding.adapter=$adapter" --set decoding.branches=3
 python infra/trials/same_outputs.py out/ptp/smollm2-before out/ptp/smollm2-after
-sevenleague bench --model builtin:smollm2-135m --prompts $domain/bench.parquet --limit 32 --max-tokens 96 --batch 1,4 \
-    --rounds 3 --dtype bfloat16 --temperature 0.2 --top-p 0.9 --coupling inverse_cdf \
-    --contestants autoregressive,ptp,auto --set "decoding.adapter=$adapter" --json out/ptp/smollm2_bench.json
+
+bench() {
+    local name=$1
+    shift
+    sevenleague bench --model builtin:smollm2-135m --prompts $domain/bench.parquet --limit 32 --max-tokens 96 --batch 1 \
+        --rounds 2 --dtype bfloat16 --temperature 0.2 --top-p 0.9 --coupling inverse_cdf "$@" \
+        --json "out/ptp/smollm2_bench_$name.json"
+}
+with=(--set "decoding.adapter=$adapter")
+bench branch --contestants autoregressive,ptp "${with[@]}" --set decoding.branches=1
+bench branches --contestants autoregressive,ptp,auto "${with[@]}" --set decoding.branches=3
+bench serial --contestants autoregressive,ptp "${with[@]}" --set decoding.mode=serial
+bench without --contestants autoregressive,auto
