@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The benchmark runs of docs/performance.md: strategies against each other, then against other systems, the tail of a
-# job, and where a step's time goes. Nothing else may run meanwhile. More than an hour on two cores.
+# job, and where a step's time goes. Nothing else may run meanwhile. About an hour on two cores.
 # usage: [VLLM_PYTHON=PATH] bench.sh SPEC_BENCH.parquet OUTPUT_FOLDER
 set -euo pipefail
 spec=$1 out=$2

@@ -101,8 +101,9 @@ class Ahead {
 
     // Of the pair at `w`, which may be the last.
     void start(const typename E::Value* w, bool is_last) {
-        pair = from = reinterpret_cast<const char*>(w);
-        from += bytes = PAIR * lines * LINE;
+        pair = reinterpret_cast<const char*>(w);
+        bytes = PAIR * lines * LINE;
+        from = pair + bytes;
         if (!is_last || !next.weights) return;
         const Share share(next.outputs);
         const int64_t panel = next.inner / E::INNER * LINE;
