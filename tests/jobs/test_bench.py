@@ -114,7 +114,8 @@ def test_an_adapter_takes_part(tiny_model_dir: TinyModel, adapter_dir: Callable[
     arguments = ["bench", "--model", tiny_model_dir("llama"), "--prompts", prompts, "--limit", len(PROMPTS)]
     arguments += ["--max-tokens", NUM_TOKENS, "--batch", "1,2", "--rounds", 1, "--dtype", "float32", "--threads", 1]
     arguments += ["--contestants", "autoregressive,ptp,auto", "--temperature", 0.8, "--coupling", "inverse_cdf"]
-    arguments += ["--set", f"decoding.adapter={adapter_dir('llama', head='c')}", "--json", tmp_path / "bench.json"]
+    arguments += ["--set", f"decoding.adapter={adapter_dir('llama', head='c')}", "--set", "decoding.mode=serial"]
+    arguments += ["--json", tmp_path / "bench.json"]
     result = CliRunner().invoke(cli, [str(argument) for argument in arguments], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     figures = json.loads((tmp_path / "bench.json").read_text())
