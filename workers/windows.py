@@ -190,8 +190,8 @@ def _with_extras(proposal: Proposal, items: Sequence[Branch | None]) -> Proposal
     """With these branches, and with the two-dimensional window where None is among them."""
     if not items and not len(proposal.draft) and not proposal.extra_yield:
         return EMPTY_PROPOSAL
-    branches = [branch for branch in items if branch is not None]
-    return proposal.bought(proposal.draft, extra=None in items, branches=branches)
+    branches = tuple([branch for branch in items if branch is not None])
+    return replace(proposal, extra=proposal.extra if None in items else None, branches=branches)
 
 
 def _columns(load: StepLoad) -> float:

@@ -207,14 +207,11 @@ class Proposal:
             return 0
         return (0 if self.extra is None else len(self.extra)) + sum(map(len, self.branches))
 
-    def bought(self, draft: Draft, *, extra: bool = True, branches: Sequence[Branch] | None = None) -> Proposal:
-        """The same with that part of the draft, with or without the extra rows, and with these branches, unless given
-        all. A branch needs its chain.
-        """
-        wanted = self.branches if branches is None else branches
-        chain = _common_chain(self.draft, draft) if wanted else 0
-        kept = tuple([branch for branch in wanted if branch.depth <= chain])
-        return Proposal(draft, self.extra if extra else None, self.extra_yield, kept)
+    def bought(self, draft: Draft) -> Proposal:
+        """The same with that part of the draft. A branch needs its chain."""
+        chain = _common_chain(self.draft, draft) if self.branches else 0
+        branches = tuple([branch for branch in self.branches if branch.depth <= chain])
+        return Proposal(draft, self.extra, self.extra_yield, branches)
 
 
 def _common_chain(one: Draft, other: Draft) -> int:

@@ -167,22 +167,20 @@ class PTPDrafter:
     def _with_branches(
         self, contexts: Sequence[DraftContext], max_rows: Sequence[int], drafts: Sequence[Draft]
     ) -> list[Proposal]:
-        windows: list[list[Window]] = []
-        chances = []
+        windows: list[list[tuple[Window, float]]] = []
         for context, rows, draft in zip(contexts, max_rows, drafts, strict=True):
             slots = min(self._slots, 1 + rows)
             branching = slots > 1 and not self._is_serial(context)
             depths = _likely_depths(draft.scores, self._branches) if branching else []
             after = (context.tokens[-1], *draft.tokens)
             length = len(context.tokens)
-            windows.append([Window(context, length + depth, after[depth], slots) for depth, _ in depths])
-            chances.append([probability for _, probability in depths])
-        inputs = iter(self._inputs([window for some in windows for window in some]))
+            windows.append([(Window(context, length + depth, after[depth], slots), p) for depth, p in depths])
+        inputs = iter(self._inputs([window for some in windows for window, _ in some]))
         proposals = []
-        for context, draft, some, probabilities in zip(contexts, drafts, windows, chances, strict=True):
+        for context, draft, some in zip(contexts, drafts, windows, strict=True):
             branches = [
                 Branch(window.target - len(context.tokens), next(inputs), self._stands_in, chance * self._mean_accepted)
-                for window, chance in zip(some, probabilities, strict=True)
+                for window, chance in some
             ]
             proposals.append(Proposal(draft, branches=tuple(branches)))
         return proposals

@@ -1,6 +1,6 @@
 // Linear layers in bfloat16 through AMX tiles: sixteen rows cost hardly more than one. A weight panel as `packed` lays
-// it out is a row of tiles, of 32 inner values by 16 outputs each; the lines of two panels take turns. The order of sums of an output depends on nothing
-// but the inner dimension, as elsewhere: all row counts run through here, or none.
+// it out is a row of tiles, of 32 inner values by 16 outputs each; the lines of two panels take turns. The order of sums
+// of an output depends on nothing but the inner dimension, as elsewhere: all row counts run through here, or none.
 
 #pragma once
 
@@ -15,9 +15,9 @@
 
 namespace amx {
 
-constexpr int ROWS = 16, INNER = 32;         // of a tile
-constexpr int TILE = INNER * LANES;          // values of a weight tile
-constexpr int PER_LINE = 2 * LANES;         // values of a weight tile in a cache line
+constexpr int ROWS = 16, INNER = 32;  // of a tile
+constexpr int TILE = INNER * LANES;   // values of a weight tile
+constexpr int PER_LINE = BFloat16::INNER * LANES;  // values of a weight tile in a cache line
 constexpr int WEIGHTS_AHEAD = 4 * PAIR * TILE;
 
 // Whether the kernel lets this process use tiles; asked once.
@@ -125,7 +125,7 @@ inline void linear(const uint16_t* x, int64_t rows, int64_t inner, const uint16_
     for (int64_t first = begin, after; first < end; first = after) {
         after = after_panels(first, end);
         const auto* own = bias ? bias + first * LANES : nullptr;
-        const auto* from = panel(w, first, inner, 2);
+        const auto* from = panel(w, first, inner, BFloat16::INNER);
         auto* to = y + first * LANES;
         if (after - first > 1)
             panels<2>(x, rows, inner, from, own, to, outputs);
