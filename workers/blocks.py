@@ -22,8 +22,8 @@ class Block:
     Rows are written to columns start, start + 1, ..; row r has position `positions[r]` and sees the columns before
     `start` and the rows that `mask_RR[r]` names (None: causal). Logits are wanted after the rows in `sampled`.
 
-    A block of auxiliary rows (parallel token prediction) has `inputs_RE` in place of tokens, and sees only the first
-    `seen` columns beside its own rows. It comes after all other blocks, and its keys and values are not kept.
+    A block of auxiliary rows (parallel token prediction) has `inputs_RE` in place of tokens and is causal, but sees only
+    the first `seen` columns beside its own rows. It comes after all other blocks, and its keys and values are not kept.
     """
 
     slot: Slot
@@ -67,9 +67,8 @@ def decode_block(slot: Slot, start: int, pending: int, draft: Draft, extra: Extr
 
 def slot_block(slot: Slot, start: int, seen: int, position: int, inputs_RE: Tensor, sampled: tuple[int, ...]) -> Block:
     """Auxiliary rows of one window at positions `position`, `position` + 1, .. that see each other causally."""
-    rows = len(inputs_RE)
-    mask_RR = np.tri(rows, dtype=np.bool_)
-    return Block(slot, start, (), tuple(range(position, position + rows)), mask_RR, sampled, inputs_RE, seen)
+    positions = tuple(range(position, position + len(inputs_RE)))
+    return Block(slot, start, (), positions, None, sampled, inputs_RE, seen)
 
 
 def block_mask(draft: Draft, extra: ExtraRows | None) -> npt.NDArray[np.bool_]:

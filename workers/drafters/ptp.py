@@ -26,10 +26,11 @@ from workers.drafters.base import EMPTY_DRAFT, Branch, Draft, DraftContext, Prop
 from workers.drafters.draft_cache import DraftCache
 from workers.drafters.growth import Buckets, Claim
 from workers.drafters.ptp_windows import Guesses, Window, next_windows
+from workers.drafters.slot_inputs import SlotInputs
 from workers.kv_cache import Slot
 from workers.model_runner import ModelRunner
 from workers.ptp.adapter import Adapter
-from workers.randomness import NoiseKey, streams, uniforms
+from workers.randomness import NoiseKey, streams
 from workers.sampling import pick
 from workers.step_sampling import top_candidates
 
@@ -61,6 +62,7 @@ class PTPDrafter:
         self._max_context = max_context
         self._branches = branches
         self._own_cache = own_cache
+        self._inputs = SlotInputs(adapter, runner)
         self._slots = adapter.config.slots
         self._stands_in = int(adapter.config.slot_zero == "context_token")  # slot 0 takes the last token's place
         self._guesses: dict[int, Guesses] = {}
@@ -186,18 +188,6 @@ class PTPDrafter:
         return proposals
 
     # ---- both ----
-
-    @torch.inference_mode()
-    def _inputs(self, windows: Sequence[Window]) -> list[Tensor]:
-        """Inputs `[L, E]` of the slots of each window."""
-        if not windows:
-            return []
-        device, most = self._runner.device, max(window.slots for window in windows)
-        keys, indices = _flat(window.streams(0, most) for window in windows)
-        u_WL = uniforms(streams(keys, indices, device)).view(len(windows), most)
-        last_W = torch.tensor([window.last_token for window in windows], device=device)
-        inputs_WLE = self._adapter.slot_inputs(u_WL, last_W)
-        return [inputs_LE[: window.slots] for inputs_LE, window in zip(inputs_WLE, windows, strict=True)]
 
     def _keep(self, windows: Sequence[Window], logits_RV: Tensor, first: int) -> None:
         """Remember the guesses of slots `first`.. of each window, from their logits."""

@@ -25,6 +25,7 @@ logger = logging.getLogger(__name__)
 SOURCE = Path(__file__).with_name("kernels.cpp")
 SAMPLING_SOURCE = Path(__file__).with_name("sampling.cpp")
 DRAFTING_SOURCE = Path(__file__).with_name("drafting.cpp")
+SLOTS_SOURCE = Path(__file__).with_name("slots.cpp")
 AVX512 = ("avx512f", "avx512bw")
 # No contraction: whether a product and a sum become one instruction must not depend on the shape of a tile.
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-fno-math-errno", "-ffp-contract=off")

@@ -82,7 +82,8 @@ class NativeDecoder:
         self.vocabulary: int = found.head.weight.shape[0]
         # As integers, since NumPy has no bfloat16. It gathers a step's rows sooner than torch has begun to.
         integers = torch.int16 if model.dtype.itemsize == 2 else torch.int32
-        self._embedding_VE = found.embedding.weight.detach().view(integers).numpy()
+        self.embedding_VE = found.embedding.weight.detach()
+        self._integers_VE = self.embedding_VE.view(integers).numpy()
         self._rotary = found.rotary
         self._table_P2D = torch.empty(0, 2, found.head_size)
         self.layers = found.layers
@@ -125,7 +126,7 @@ class NativeDecoder:
         """
         ordinary = [block for block in blocks if block.inputs_RE is None]
         ids_T = np.fromiter(chain.from_iterable([block.tokens for block in ordinary]), np.int64)
-        hidden_TE = torch.from_numpy(self._embedding_VE.take(ids_T, 0))  # as integers
+        hidden_TE = torch.from_numpy(self._integers_VE.take(ids_T, 0))  # as integers
         if len(ordinary) < len(blocks):
             assert adapted is not None, "auxiliary rows need an adapter"
             auxiliary = [block for block in blocks if block.inputs_RE is not None]
@@ -250,12 +251,17 @@ def step_arrays(blocks: Sequence[Block]) -> dict[str, array[int]]:
         position.extend(block.positions)
         sampled.extend([first_row + row for row in block.sampled])
         mask_RR = block.mask_RR
+        if block.seen is not None:  # a window, whose rows do not follow the columns that they see
+            contiguous.extend([block.seen] * rows)
+            for row in range(first_row, first_row + rows):
+                seen.extend(range(first_row, row + 1))
+                seen_begin.append(len(seen))
         # A chain is causal too: nobody sees later rows, so as many pairs are all. Its rows attend together.
-        if mask_RR is None or (block.seen is None and np.count_nonzero(mask_RR) == rows * (rows + 1) // 2):
+        elif mask_RR is None or np.count_nonzero(mask_RR) == rows * (rows + 1) // 2:
             contiguous.extend(range(start + 1, start + 1 + rows))
             seen_begin.extend([len(seen)] * rows)
         else:
-            contiguous.extend([block.columns_seen] * rows)
+            contiguous.extend([start] * rows)
             seen_begin.frombytes((len(seen) + mask_RR.sum(axis=1, dtype=np.int64).cumsum()).tobytes())
             seen.frombytes((first_row + mask_RR.nonzero()[1]).tobytes())
         first_row += rows

@@ -28,9 +28,20 @@ inline f16 uniforms(uint64_t stream, int64_t v) {
     return _mm512_min_ps(_mm512_mul_ps(middle, _mm512_set1_ps(0x1p-32f)), _mm512_set1_ps(1.0f - 0x1p-24f));
 }
 
-inline double uniform(uint64_t stream) {
-    const __m512i bits = mix64(_mm512_set1_epi64(stream));
-    return (static_cast<uint64_t>(_mm_cvtsi128_si64(_mm512_castsi512_si128(bits))) >> 40) * 0x1p-24;
+inline uint64_t mix64(uint64_t x) {
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9;
+    x = (x ^ x >> 27) * 0x94D049BB133111EB;
+    return x ^ x >> 31;
 }
+
+// The noise stream of token `index` of the sample with this key.
+inline uint64_t stream_of(const uint64_t key[2], uint64_t index) {
+    return mix64(mix64(key[0] + index * GAMMA) ^ key[1]);
+}
+
+// The uniform number of a stream, in units of 2^-24.
+inline uint32_t grid_uniform(uint64_t stream) { return mix64(stream) >> 40; }
+
+inline double uniform(uint64_t stream) { return grid_uniform(stream) * 0x1p-24; }
 
 inline double gumbel(float u) { return -std::log(-std::log1p(-static_cast<double>(u))); }

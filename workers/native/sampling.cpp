@@ -38,6 +38,7 @@ namespace {
 
 constexpr float GUMBEL_MOST = 23.0f;   // above the largest noise, -log(-log1p(-2^-33))
 constexpr float NEGLIGIBLE = -30.0f;   // a vocabulary of exp(-30) is nothing beside float32's rounding
+constexpr float NO_MASS = -87.0f;      // float32 has no exp of less
 constexpr int FEW = 64;                // tokens that hold top-p's mass in most rows
 
 // ---- kept tokens ----------------------------------------------------------------------------------------------------
@@ -125,12 +126,12 @@ Rank edge_of(Row<Value> row, const Sampling& sampling, float top, std::vector<Ra
     return edge == LAST ? crossing_of_flat(row, temperature, top, enough, ranks) : edge;
 }
 
-// Calls use(id of lane 0, lanes, x = logit / temperature, logits) with the kept tokens that reach `bound()` in x.
+// Calls use(id of lane 0, lanes, x = logit / temperature) with the kept tokens in [v, end) that reach `bound()` in x.
 template <class Value, class Bound, class Use>
-void each_kept(Row<Value> row, float temperature, Rank edge, Bound bound, Use use) {
+void each_kept(Row<Value> row, int64_t v, int64_t end, float temperature, Rank edge, Bound bound, Use use) {
     const f16 edge_logit = _mm512_set1_ps(logit_of(edge));
     const uint32_t edge_id = id_of(edge);
-    for (int64_t v = 0; v < row.size; v += LANES) {
+    for (; v < end; v += LANES) {
         const f16 logit = row.load(v);
         __mmask16 kept = _mm512_cmp_ps_mask(logit, edge_logit, _CMP_GE_OQ);
         if (!kept) continue;
@@ -158,7 +159,7 @@ int64_t pick_gumbel(Row<Value> row, float temperature, Rank edge, Rank top, floa
         bound = std::max(floor, near_best - GUMBEL_MOST);
     };
     raise();
-    each_kept(row, temperature, edge, [&] { return bound; }, [&](int64_t v, __mmask16 kept, f16 x) {
+    each_kept(row, 0, row.size, temperature, edge, [&] { return bound; }, [&](int64_t v, __mmask16 kept, f16 x) {
         const f16 u = uniforms(stream, v);
         const f16 log_u = _mm512_mul_ps(_mm512_getexp_ps(u), _mm512_set1_ps(0.693147f));
         kept &= _mm512_cmp_ps_mask(log_u, _mm512_sub_ps(x, _mm512_set1_ps(near_best)), _CMP_LE_OQ);
@@ -177,30 +178,49 @@ int64_t pick_gumbel(Row<Value> row, float temperature, Rank edge, Rank top, floa
 }
 
 // The first kept token, by id, whose share of the mass together with all before it exceeds u, and that interval.
+//
+// A first pass tells which block of tokens that is. All sums of what lies before a token are the same whoever asks: the
+// last token of a block ends where the block does, so that intervals touch.
 template <class Value>
 int64_t pick_inverse_cdf(Row<Value> row, float temperature, Rank edge, Rank top, float floor, uint64_t stream,
                          double* interval) {
-    static thread_local std::vector<double> cumulative;
-    static thread_local std::vector<uint32_t> ids;
-    cumulative.clear(), ids.clear();
-    const double highest = logit_of(top) / temperature;
+    constexpr int64_t BLOCK = 16 * LANES;
+    static thread_local std::vector<double> ends;  // mass up to the end of each block
+    ends.clear();
+    const f16 highest = _mm512_set1_ps(logit_of(top) / temperature);
+    const float least = std::max(floor, logit_of(top) / temperature + NO_MASS);
+    const auto each_mass = [&](int64_t begin, auto use) {
+        each_kept(row, begin, std::min(row.size, begin + BLOCK), temperature, edge, [&] { return least; },
+                  [&](int64_t v, __mmask16 kept, f16 x) {
+                      use(v, kept, _mm512_maskz_mov_ps(kept, exponential(_mm512_sub_ps(x, highest))));
+                  });
+    };
     double sum = 0.0;
-    each_kept(row, temperature, edge, [&] { return floor; }, [&](int64_t v, __mmask16 kept, f16 x) {
-        float xs[LANES];
-        _mm512_storeu_ps(xs, x);
+    for (int64_t begin = 0; begin < row.size; begin += BLOCK) {
+        __m512d total = _mm512_setzero_pd();
+        each_mass(begin, [&](int64_t, __mmask16, f16 mass) {
+            total = _mm512_add_pd(total, _mm512_cvtps_pd(_mm512_castps512_ps256(mass)));
+            total = _mm512_add_pd(total, _mm512_cvtps_pd(_mm512_extractf32x8_ps(mass, 1)));
+        });
+        ends.push_back(sum += _mm512_reduce_add_pd(total));
+    }
+    const double u = uniform(stream);
+    const auto above = [&](double u, double part) { return u < part / sum; };
+    const int64_t block = std::upper_bound(ends.begin(), ends.end() - 1, u, above) - ends.begin();
+    double before = block ? ends[block - 1] : 0.0, after = before;
+    uint32_t token = id_of(top), last = token;
+    each_mass(block * BLOCK, [&](int64_t v, __mmask16 kept, f16 mass) {
+        float masses[LANES];
+        _mm512_storeu_ps(masses, mass);
         each_lane(kept, [&](int i) {
-            const double mass = std::exp(xs[i] - highest);
-            if (mass > 0.0) cumulative.push_back(sum += mass), ids.push_back(v + i);
+            last = v + i;
+            if (above(u, after)) return;  // found
+            before = after, after += masses[i], token = v + i;
         });
     });
-    interval[0] = 0.0, interval[1] = 1.0;
-    if (ids.empty()) return id_of(top);
-    const auto above = std::upper_bound(cumulative.begin(), cumulative.end() - 1, uniform(stream),
-                                        [&](double u, double part) { return u < part / sum; });
-    const size_t column = above - cumulative.begin();
-    if (column > 0) interval[0] = cumulative[column - 1] / sum;
-    if (column + 1 < ids.size()) interval[1] = cumulative[column] / sum;
-    return ids[column];
+    if (token == last) after = ends[block];  // not what rounding made of the same sum
+    interval[0] = before / sum, interval[1] = after / sum;
+    return token;
 }
 
 template <class Value>

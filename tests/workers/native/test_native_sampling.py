@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -207,3 +209,23 @@ def test_without_kernels_tensor_operations_pick(
         assert caplog.text.count("no compiler today") == 1
     finally:
         sampling._library.cache_clear()
+
+
+@pytest.mark.parametrize("params", [SamplingConfig(), SamplingConfig(top_k=30), SamplingConfig(min_p=0.02)])
+def test_intervals_touch_and_fill_all_noise(params: SamplingConfig) -> None:
+    """Each ends, to the last bit, where the next one begins, across blocks of tokens too; few tokens are not met."""
+    params = params.model_copy(update={"coupling": "inverse_cdf"})
+    logits_1V = torch.randn(1, 700, generator=torch.Generator().manual_seed(3)) * 2
+    token_R, bounds_R2 = sampling.pick(logits_1V.expand(40_000, -1), params, some_streams(40_000))
+    assert bounds_R2 is not None
+    of_token = dict(zip(token_R.tolist(), map(tuple, bounds_R2.tolist()), strict=True))
+    assert len(of_token) == len({*zip(token_R.tolist(), *bounds_R2.T.tolist(), strict=True)})
+    intervals = [of_token[token] for token in sorted(of_token)]
+    assert intervals[0][0] == 0.0 or params.top_k == params.min_p == 0.0
+    touching = sum(a[1] == b[0] for a, b in pairwise(intervals))
+    assert all(a[1] <= b[0] for a, b in pairwise(intervals))
+    if params.top_k or params.min_p:  # so few are kept that all of them are met
+        assert touching == len(intervals) - 1
+        assert intervals[-1][1] == 1.0
+    else:
+        assert touching > 0.8 * len(intervals)
