@@ -22,8 +22,9 @@ class Block:
     Rows are written to columns start, start + 1, ..; row r has position `positions[r]` and sees the columns before
     `start` and the rows that `mask_RR[r]` names (None: causal). Logits are wanted after the rows in `sampled`.
 
-    A block of auxiliary rows (parallel token prediction) has `inputs_RE` in place of tokens and is causal, but sees only
-    the first `seen` columns beside its own rows. It comes after all other blocks, and its keys and values are not kept.
+    A block of auxiliary rows (parallel token prediction) has `inputs_RE` in place of tokens. It is causal, but sees
+    only the first `seen` columns beside its own rows. It comes after all other blocks, and its keys and values are not
+    kept.
     """
 
     slot: Slot

@@ -20,6 +20,8 @@ drafts that longer ones find to be at 1.03 to 1.07 (batch 8, replayed). Where bo
 next to nothing, and a clear one ends early."""
 FIRST_STRETCH, LONGEST_STRETCH = 32, 2048
 """Steps between looks: few at first, as drafts get better while the drafter learns, and a first look says little."""
+LOOK_SHARE = 0.02
+"""Of the tokens of a stretch, what the look before it may have lost: a longer stretch follows a dearer look."""
 APART = 0.15
 """What it costs that drafts let samples of equal length end apart, of the time of one batch: the last slots run dry one
 by one. Counted in a replay with drafts always on: 0.16 at batch 8, 0.10 at 16."""
@@ -63,9 +65,11 @@ class _Occupancy:
     steps: int = 0
     """Of the stretch or the look in progress, or of the warm-up."""
     tallies: dict[bool, _Tally] = field(default_factory=lambda: {True: _Tally(), False: _Tally()})
+    seen: _Tally = field(default_factory=_Tally)
+    """In the look in progress."""
 
     def look_at_the_other(self) -> None:
-        self.looking, self.steps_left, self.steps = True, self.look, 0
+        self.looking, self.steps_left, self.steps, self.seen = True, self.look, 0, _Tally()
 
 
 class Latch:
@@ -99,6 +103,8 @@ class Latch:
         if drafting != (state.drafting != state.looking):
             return
         state.steps_left -= 1
+        if state.looking:
+            state.seen.add(tokens, seconds)
         plain = state.tallies[False].rate or plain_rate
         is_tried = drafting and state.steps >= FEWEST_STEPS
         least = hopeless(state.steps * sequences) if state.looking else HOPELESS
@@ -106,7 +112,7 @@ class Latch:
         if state.steps_left > 0 and not is_hopeless:
             return
         if state.looking:
-            self._decide(state, margin(sequences, waiting))
+            self._decide(state, sequences, margin(sequences, waiting))
         elif state.drafting and state.tallies[True].rate > CLEAR * plain_rate:
             state.tallies[True].fade()
             state.steps_left = state.stretch
@@ -126,10 +132,14 @@ class Latch:
         elif not state.warm_up:
             state.tallies[True] = _Tally()
 
-    def _decide(self, state: _Occupancy, margin: float) -> None:
+    def _decide(self, state: _Occupancy, sequences: int, margin: float) -> None:
         drafts, plain = state.tallies[True].rate, state.tallies[False].rate
         drafting = drafts > margin * plain
-        state.stretch = min(2 * state.stretch, LONGEST_STRETCH) if drafting == state.drafting else FIRST_STRETCH
+        if drafting != state.drafting:
+            state.stretch = FIRST_STRETCH
+        else:
+            lost = state.seen.seconds * state.tallies[drafting].rate - state.seen.tokens
+            state.stretch = max(min(2 * state.stretch, LONGEST_STRETCH), round(lost / (LOOK_SHARE * sequences)))
         state.drafting, state.looking, state.steps_left, state.steps = drafting, False, state.stretch, 0
         for tally in state.tallies.values():
             tally.fade()

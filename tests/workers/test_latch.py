@@ -61,6 +61,15 @@ def test_drafts_that_are_hopeless_are_dropped_at_once(sequences: int, predicted:
     assert sum(sides) * (1 / 0.4 - 1) < 0.05 * len(sides)
 
 
+@pytest.mark.parametrize("gain", [0.05, 0.2, 0.5])
+def test_a_stretch_is_long_enough_for_what_the_look_before_it_lost(gain: float) -> None:
+    """However slow drafts are, looks lose 2 % after the first ones, which come before anything was measured."""
+    latch = latch_of(cheap=False)
+    simulate(latch, 300, gain, sequences=1)
+    sides = simulate(latch, 40_000, gain, sequences=1)
+    assert 0 < sum(sides) * (1 / gain - 1) < 0.025 * len(sides)
+
+
 def test_drafts_that_win_clearly_need_no_look_at_plain_steps() -> None:
     assert all(simulate(latch_of(), 5000, gain=1.5))
 
