@@ -279,6 +279,11 @@ void pick_bfloat16(const Logits& l, const Sampling& s, const int64_t* streams, i
     pick_rows<uint16_t>(l, s, streams, tokens, intervals);
 }
 
+// keys [R, 2]
+void noise_streams(int64_t rows, const uint64_t* keys, const int64_t* indices, uint64_t* streams) {
+    for (int64_t r = 0; r < rows; ++r) streams[r] = stream_of(keys + 2 * r, indices[r]);
+}
+
 void best_float32(const Logits& l, int64_t k, int64_t* ids, float* p) { best_of_rows<float>(l, k, ids, p); }
 
 void best_bfloat16(const Logits& l, int64_t k, int64_t* ids, float* p) { best_of_rows<uint16_t>(l, k, ids, p); }

@@ -211,6 +211,12 @@ def test_without_kernels_tensor_operations_pick(
         sampling._library.cache_clear()
 
 
+@given(st.lists(st.tuples(*[st.integers(-(2**63), 2**63 - 1)] * 2, st.integers(0, 2**40)), max_size=40))
+def test_noise_streams_are_those_of_arrays(rows: list[tuple[int, int, int]]) -> None:
+    keys, indices = [(a, b) for a, b, _ in rows], [index for *_, index in rows]
+    assert torch.equal(sampling.noise_streams(keys, indices), streams(keys, indices))
+
+
 @pytest.mark.parametrize("params", [SamplingConfig(), SamplingConfig(top_k=30), SamplingConfig(min_p=0.02)])
 def test_intervals_touch_and_fill_all_noise(params: SamplingConfig) -> None:
     """Each ends, to the last bit, where the next one begins, across blocks of tokens too; few tokens are not met."""
