@@ -55,25 +55,36 @@ class DraftCache:
 
         Every item must have at least one.
         """
-        logits: list[Tensor] = []
-        batch: list[Block] = []
-        for block in self._unread(items):
-            if batch and sum(b.num_rows for b in batch) + block.num_rows > self._max_rows:
-                logits.append(self._runner.forward(batch))
-                batch = []
-            batch.append(block)
-        return torch.cat([*logits, self._runner.forward(batch)]) if batch else torch.empty(0)
+        logits = [self._runner.forward(blocks) for blocks in self._batches(items, sampled=True)]
+        return torch.cat(logits) if logits else torch.empty(0)
+
+    def unread(self, items: Sequence[tuple[Slot, Sequence[int]]]) -> list[Block]:
+        """The same tokens as blocks for a forward of the caller's, without logits. What would make that too large, as
+        prompts may, is read before.
+        """
+        *before, last = list(self._batches(items, sampled=False)) or [[]]
+        for blocks in before:
+            self._runner.forward(blocks)
+        return last
 
     def free(self, key: int) -> None:
         slot = self._slots.pop(key, None)
         if slot is not None:
             self._cache.free(slot)
 
-    def _unread(self, items: Sequence[tuple[Slot, Sequence[int]]]) -> Iterator[Block]:
+    def _batches(self, items: Sequence[tuple[Slot, Sequence[int]]], *, sampled: bool) -> Iterator[list[Block]]:
+        """Blocks of the tokens that are not cached, as many together as make a forward of bounded size."""
+        batch: list[Block] = []
         for slot, known in items:
             assert slot.used < len(known)
             while slot.used < len(known):
                 start, stop = slot.used, min(len(known), slot.used + self._max_rows)
                 tokens = tuple(min(token, self._vocabulary - 1) for token in known[start:stop])
                 slot.used = stop
-                yield prompt_block(slot, start, tokens, sampled=stop == len(known))
+                block = prompt_block(slot, start, tokens, sampled=sampled and stop == len(known))
+                if batch and sum(b.num_rows for b in batch) + block.num_rows > self._max_rows:
+                    yield batch
+                    batch = []
+                batch.append(block)
+        if batch:
+            yield batch

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from pipeline.adapter_config import AdaptConfig
 from pipeline.config import SamplingConfig
-from workers.blocks import prompt_block, slot_block
+from workers.blocks import Block, prompt_block, slot_block
 from workers.drafters.base import EMPTY_DRAFT, Branch, Draft, DraftContext, Proposal, StepOutcome
 from workers.drafters.draft_cache import DraftCache
 from workers.drafters.growth import Buckets, Claim
@@ -131,22 +131,28 @@ class PTPDrafter:
                 parts.append((slot, windows))
         if not parts:
             return
-        self._read_along(parts)
+        unread, auxiliary = self._unread(parts), []
         windows = [window for _, some in parts for window in some]
         inputs = iter(self._inputs(windows))
-        pending, auxiliary = [], []
         for slot, some in parts:
-            tokens, column = some[0].context.tokens, slot.used
-            assert column + self._stands_in <= len(tokens), "the window's context is not cached"
-            if column < len(tokens) - self._stands_in:
-                pending.append(prompt_block(slot, column, tuple(tokens[column:]), sampled=False))
-                column = len(tokens)
-            start = column
+            length = len(some[0].context.tokens)
+            seen = start = length - self._stands_in
             for window in some:
                 sampled = tuple(range(window.slots))
-                auxiliary.append(slot_block(slot, start, column, len(tokens) - 1, next(inputs), sampled))
+                auxiliary.append(slot_block(slot, start, seen, length - 1, next(inputs), sampled))
                 start += window.slots
-        self._keep(windows, self._runner.forward([*pending, *auxiliary]), first=0)
+        self._keep(windows, self._runner.forward([*unread, *auxiliary]), first=0)
+
+    def _unread(self, parts: Sequence[tuple[Slot, Sequence[Window]]]) -> list[Block]:
+        """What the base has not read of contexts: the last token, which the target reads again in the step, or what a
+        smaller model has to read along.
+        """
+        contexts = [(slot, some[0].context.tokens[: some[0].target - self._stands_in]) for slot, some in parts]
+        items = [(slot, known) for slot, known in contexts if slot.used < len(known)]
+        if self._own_cache is not None:
+            return self._own_cache.unread(items)
+        assert all(slot.used + 1 == len(known) for slot, known in items), "the window's context is not cached"
+        return [prompt_block(slot, slot.used, (known[-1],), sampled=False) for slot, known in items]
 
     def _slot(self, context: DraftContext, rows: int) -> Slot | None:
         """Where the base keeps the context: in the target's cache, or in that of the smaller model."""
@@ -154,15 +160,6 @@ class PTPDrafter:
             assert context.slot is not None
             return context.slot
         return self._own_cache.slot(context.key, len(context.tokens) + rows)
-
-    def _read_along(self, parts: Sequence[tuple[Slot, Sequence[Window]]]) -> None:
-        """Let the smaller model read, for all samples together, what it has not of their contexts."""
-        if self._own_cache is None:
-            return
-        contexts = [some[0].context.tokens[: some[0].target - self._stands_in] for _, some in parts]
-        unread = [(slot, tokens) for (slot, _), tokens in zip(parts, contexts, strict=True) if slot.used < len(tokens)]
-        if unread:
-            self._own_cache.read(unread)
 
     # ---- one pass ----
 

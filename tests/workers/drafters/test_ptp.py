@@ -103,15 +103,21 @@ def test_the_branch_that_fits_holds_the_next_drafts(
     assert all(result.stats.mean_acceptance_length > 4.0 for result in results)
 
 
+@pytest.mark.parametrize("slot_zero", ["context_token", "plain"])
+@pytest.mark.parametrize("max_tokens_per_step", [4096, 16])
 def test_a_smaller_model_reads_along(
-    target: LoadedModel, tiny_model_dir: Callable[[str], Path], adapter_dir: Callable[..., Path]
+    target: LoadedModel,
+    tiny_model_dir: Callable[[str], Path],
+    adapter_dir: Callable[..., Path],
+    max_tokens_per_step: int,
+    slot_zero: str,
 ) -> None:
-    """The target itself as the "smaller" model, with a cache of its own, drafts what the serial mode drafts."""
-    folder = adapter_dir("llama", head="c")
-    own, serial = (
-        engine_of(target, folder, model=str(tiny_model_dir("llama"))),
-        engine_of(target, folder, mode="serial"),
-    )
+    """The target itself as the "smaller" model, with a cache of its own, drafts what the serial mode drafts, also where
+    prompts are longer than a forward may be."""
+    folder = str(adapter_dir("llama", head="c", slot_zero=slot_zero))
+    limits = EngineConfig(max_sequences=3, max_tokens_per_step=max_tokens_per_step)
+    own = Engine(target, limits, PTPConfig(adapter=folder, model=str(tiny_model_dir("llama"))))
+    serial = Engine(target, limits, PTPConfig(adapter=folder, mode="serial"))
     for ours, shared in zip(own.generate(REQUESTS), serial.generate(REQUESTS), strict=True):
         assert ours.token_ids == shared.token_ids
         assert ours.stats == shared.stats
