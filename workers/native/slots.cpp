@@ -18,7 +18,8 @@ extern "C" {
 // row with index -1 is shown `start` [E] instead. token[r] is the token whose embedding is added, -1: none.
 struct Slots {
     int64_t rows, hidden, kind;
-    const int64_t *key, *index, *token;
+    const uint64_t* key;
+    const int64_t *index, *token;
     const float *weight, *start;  // [F, E]
     const void* embedding;        // [V, E]
 };
@@ -67,9 +68,9 @@ void slot_inputs(const Slots& slots, Value* out) {
         if (slots.index[r] < 0) {
             std::memcpy(sum.data(), slots.start, hidden * sizeof(float));
         } else {
-            const uint64_t key[2] = {static_cast<uint64_t>(slots.key[2 * r]), static_cast<uint64_t>(slots.key[2 * r + 1])};
             float f[MOST_FEATURES];
-            const int features = features_of(grid_uniform(stream_of(key, slots.index[r])), slots.kind, f);
+            const uint32_t number = grid_uniform(stream_of(slots.key + 2 * r, slots.index[r]));
+            const int features = features_of(number, slots.kind, f);
             for (int i = 0; i < features; ++i)
                 if (f[i] != 0.0f)
                     for (int64_t e = 0; e < hidden; ++e) sum[e] += f[i] * slots.weight[i * hidden + e];

@@ -19,7 +19,7 @@ from workers.sampling import adapt, cumulative, widened
 def draft_tokens(logits_RV: Tensor, u_R: Tensor, head: Head, parameters: AdaptConfig) -> Tensor:
     """Drafts `[R]`: the argmax for head "o"; for head "c" what u picks from the adapted distribution."""
     if head == "o" or parameters.temperature == 0.0:
-        return logits_RV.argmax(-1)
+        return logits_RV.max(-1).indices  # argmax takes five times as long on a CPU in bfloat16
     token_R = torch.empty(len(logits_RV), dtype=torch.int64, device=logits_RV.device)
     for rows_R, adapted in adapt(widened(logits_RV), parameters.sampling()):
         u_R1 = u_R[rows_R, None].double()
