@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Generate, train, generate faster with the same outputs, on one screen (docs/ptp.md, b): ptp_loop.sh [ARM]
-# About an hour on two cores; everything goes to out/ptp, and what is done there already is not done again.
+# Two and a half hours of one core; everything goes to out/ptp, and what is trained there already is not trained again.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH="$PWD/.venv/bin:$PATH"
@@ -9,7 +9,7 @@ ARM=${1:-o-0}
 [ -e out/ptp/corpus/bench.parquet ] || python infra/trials/ptp_corpus.py out/ptp/corpus
 sevenleague train configs/ptp/code.yaml --output out/ptp/code --arms base --json out/ptp/code_base.json
 sevenleague run configs/ptp/code_samples.yaml
-sevenleague train configs/ptp/code.yaml --output out/ptp/code --json out/ptp/code.json
+sevenleague train configs/ptp/code.yaml --output out/ptp/code --json out/ptp/code.json --arms o-0,o-1,constant-0,constant-1
 
 # prompts of files that neither the model nor the adapter has seen; the same seeds before and after
 sevenleague run configs/ptp/code_bench.yaml --output out/ptp/before --set decoding=autoregressive

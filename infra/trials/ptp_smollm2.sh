@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Generate, train, generate faster with SmolLM2-135M and product texts (docs/ptp.md, c): ptp_smollm2.sh
-# About two hours on two cores, most of it training; everything goes to out/ptp, and what is done there is not done again.
+# About an hour on two cores, most of it training; everything goes to out/ptp, and what is trained there is not trained again.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH="$PWD/.venv/bin:$PATH"
@@ -9,9 +9,7 @@ domain=out/ptp/domain
 [ -e $domain/bench.parquet ] || python infra/trials/templated_prompts.py $domain
 sevenleague run configs/ptp/smollm2_samples.yaml --set input.limit=null
 sevenleague train configs/ptp/smollm2_cpu.yaml --output out/ptp/smollm2 --json out/ptp/smollm2.json --arms o
-sevenleague train configs/ptp/smollm2_cpu.yaml --output out/ptp/smollm2-further --json out/ptp/smollm2_further.json --arms o \
-    --set adapter.start=out/ptp/smollm2/o/adapter --set training.max_seconds=2700 --set training.lr=7e-4
-adapter=out/ptp/smollm2-further/o/adapter
+adapter=out/ptp/smollm2/o/adapter
 
 # held-out prompts, the same seeds before and after, one sample at a time
 job=(configs/ptp/smollm2_samples.yaml --set "input.path=$domain/bench.parquet" --set engine.max_sequences=1)
@@ -24,7 +22,7 @@ bench() {
     local name=$1
     shift
     sevenleague bench --model builtin:smollm2-135m --prompts $domain/bench.parquet --limit 32 --max-tokens 96 --batch 1 \
-        --rounds 2 --dtype bfloat16 --temperature 0.2 --top-p 0.9 --coupling inverse_cdf "$@" \
+        --rounds 3 --dtype bfloat16 --temperature 0.2 --top-p 0.9 --coupling inverse_cdf "$@" \
         --json "out/ptp/smollm2_bench_$name.json"
 }
 with=(--set "decoding.adapter=$adapter")
