@@ -93,8 +93,8 @@ class DraftModelConfig(FixedWindow):
     model: str = Field(min_length=1, description="hub id or folder of the draft model")
 
 
-BRANCHES = {"cuda": 3, "cpu": 1}
-"""By device type: on a CPU few rows are idle, and the likeliest branch brings most."""
+BRANCHES = 3
+"""Of a sequence, where a job does not say: of the four outcomes of a chain of three drafts, three are most."""
 
 
 class PTPConfig(Windowed):
@@ -109,7 +109,10 @@ class PTPConfig(Windowed):
         "each likely number of accepted drafts; auto: serial where model names the adapter's base, else one_pass",
     )
     branches: int | None = Field(
-        None, ge=1, le=64, description="branches of a sequence in one_pass mode; default: 3 on GPUs, 1 on CPUs"
+        None,
+        ge=1,
+        le=64,
+        description="branches of a sequence in one_pass mode; default: up to 3 while rows are idle, at least 1",
     )
     max_window: int = Field(8, ge=1, le=256, description="most draft rows of a sequence")
 
@@ -117,7 +120,7 @@ class PTPConfig(Windowed):
     def extra_rows(self) -> int:
         """Auxiliary rows of a sequence. A window has one row more than drafts where its first target is emitted anyway,
         or where the pending token runs in the drafting pass too."""
-        branches = self.branches or max(BRANCHES.values()) if self.is_one_pass else 1
+        branches = self.branches or BRANCHES if self.is_one_pass else 1
         return branches * (self.max_window + 1)
 
     @property

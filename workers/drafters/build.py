@@ -38,6 +38,9 @@ from workers.ptp.adapter import Adapter, load_adapter
 
 logger = logging.getLogger(__name__)
 
+IDLE_ROWS = {"cpu": 16, "cuda": 128}
+"""Rows of a step beside which the reading of weights takes longer, by device type: so many branches may take."""
+
 
 def adapter_of(config: DecodingConfig, target: LoadedModel) -> Adapter | None:
     """The adapter on the target itself that a strategy names. Raises ConfigError when it was made for another model."""
@@ -76,7 +79,7 @@ def build_drafter(
             drafter = _auto(config, engine)
             if config.adapter is None:
                 return drafter
-            adapter = PTPConfig(adapter=config.adapter, mode="one_pass", branches=max(BRANCHES.values()))
+            adapter = PTPConfig(adapter=config.adapter, mode="one_pass", branches=BRANCHES)
             return MergedDrafter(_ptp(adapter, target, engine, runner), drafter)
         case _:
             assert_never(config)
@@ -101,5 +104,6 @@ def _ptp(config: PTPConfig, target: LoadedModel, engine: EngineConfig, runner: M
         cache = DraftCache(draft, own_runner, engine)
         return PTPDrafter(adapter, own_runner, draft.max_context, own_cache=cache)
     assert runner.adapter is not None
-    branches = (config.branches or BRANCHES.get(runner.device.type, 1)) if config.is_one_pass else 0
-    return PTPDrafter(runner.adapter, runner, target.max_context, branches=branches)
+    branches = (config.branches or BRANCHES) if config.is_one_pass else 0
+    idle_rows = IDLE_ROWS.get(runner.device.type, IDLE_ROWS["cpu"]) if config.branches is None else None
+    return PTPDrafter(runner.adapter, runner, target.max_context, branches=branches, idle_rows=idle_rows)

@@ -52,15 +52,18 @@ class PTPDrafter:
         max_context: int,
         *,
         branches: int = 0,
+        idle_rows: int | None = None,
         own_cache: DraftCache | None = None,
     ) -> None:
         """`runner` runs the adapter's base, up to position `max_context`. With `branches` > 0 drafting and verifying
-        are one pass; with `own_cache` the base is not the target but a smaller model that reads along.
+        are one pass: so many for each sample, or fewer, but one, where all of them together would take more than
+        `idle_rows`. With `own_cache` the base is not the target but a smaller model that reads along.
         """
         self._adapter = adapter
         self._runner = runner
         self._max_context = max_context
         self._branches = branches
+        self._idle_rows = idle_rows
         self._own_cache = own_cache
         self._inputs = SlotInputs(adapter, runner)
         self._slots = adapter.config.slots
@@ -167,10 +170,14 @@ class PTPDrafter:
         self, contexts: Sequence[DraftContext], max_rows: Sequence[int], drafts: Sequence[Draft]
     ) -> list[Proposal]:
         windows: list[list[tuple[Window, float]]] = []
+        most = self._branches
+        if self._idle_rows is not None:
+            slots = min(self._slots, 1 + max(max_rows))
+            most = max(1, min(most, self._idle_rows // (slots * len(contexts))))
         for context, rows, draft in zip(contexts, max_rows, drafts, strict=True):
             slots = min(self._slots, 1 + rows)
             branching = slots > 1 and not self._is_serial(context)
-            depths = _likely_depths(draft.scores, self._branches) if branching else []
+            depths = _likely_depths(draft.scores, most) if branching else []
             after = (context.tokens[-1], *draft.tokens)
             length = len(context.tokens)
             windows.append([(Window(context, length + depth, after[depth], slots), p) for depth, p in depths])

@@ -16,6 +16,7 @@ from workers.drafters.base import Draft, DraftContext
 from workers.drafters.build import adapter_of, build_drafter
 from workers.drafters.merged import _merged
 from workers.drafters.ptp import PTPDrafter, _likely_depths
+from workers.drafters.ptp_windows import Guesses
 from workers.engine import Engine, Request
 from workers.model_loading import LoadedModel, load_model
 from workers.model_runner import ModelRunner
@@ -121,6 +122,22 @@ def test_a_smaller_model_reads_along(
     for ours, shared in zip(own.generate(REQUESTS), serial.generate(REQUESTS), strict=True):
         assert ours.token_ids == shared.token_ids
         assert ours.stats == shared.stats
+
+
+@pytest.mark.parametrize(("samples", "asked", "expected"), [(1, None, 3), (2, None, 2), (5, None, 1), (5, 3, 3)])
+def test_branches_fill_idle_rows_unless_a_job_says_how_many(
+    target: LoadedModel, adapter_dir: Callable[..., Path], samples: int, asked: int | None, expected: int
+) -> None:
+    """Of 16 idle rows on a CPU, windows of 4 slots."""
+    engine = engine_of(target, adapter_dir("llama", head="o"), mode="one_pass", branches=asked)
+    assert engine.speculation is not None
+    drafter = engine.speculation._drafter
+    assert isinstance(drafter, PTPDrafter)
+    contexts = [DraftContext(i, "", list(range(10)), 4, SAMPLING, (i, 7)) for i in range(samples)]
+    chain = tuple((token, 0.6, drafter._buckets.of(token)[2]) for token in (1, 2, 3))
+    drafter._guesses = {context.key: Guesses(10, (chain,)) for context in contexts}
+    proposals = drafter.propose(contexts, [3] * samples, 0.0)
+    assert [len(proposal.branches) for proposal in proposals] == [expected] * samples
 
 
 def test_depths_are_ranked_by_their_probability() -> None:
