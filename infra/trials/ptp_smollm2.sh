@@ -22,7 +22,7 @@ bench() {
     local name=$1
     shift
     sevenleague bench --model builtin:smollm2-135m --prompts $domain/bench.parquet --limit 32 --max-tokens 96 --batch 1 \
-        --rounds 3 --dtype bfloat16 --temperature 0.2 --top-p 0.9 --coupling inverse_cdf "$@" \
+        --rounds 3 --dtype bfloat16 --temperature 0.2 --top-p 0.9 --coupling inverse_cdf --no-ignore-eos "$@" \
         --json "out/ptp/smollm2_bench_$name.json"
 }
 with=(--set "decoding.adapter=$adapter")
