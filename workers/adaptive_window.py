@@ -14,6 +14,10 @@ IDLE_ROWS = {"cpu": 8, "cuda": 128}
 """Rows of a step that cost hardly more than one, by device type."""
 
 
+def idle_rows_of(device: torch.device) -> int:
+    return IDLE_ROWS.get(device.type, IDLE_ROWS["cpu"])
+
+
 class AdaptiveWindow:
     """Grow while drafts are accepted whole, shrink when they break early.
 
@@ -27,7 +31,7 @@ class AdaptiveWindow:
 
     def __init__(self, config: Windowed, device: torch.device) -> None:
         self._config = config
-        self._idle_rows = IDLE_ROWS.get(device.type, IDLE_ROWS["cpu"])
+        self._idle_rows = idle_rows_of(device)
         self._window: dict[int, float] = {}
 
     def windows(self, load: StepLoad) -> Windows:

@@ -19,6 +19,7 @@ from pipeline.decoding_config import (
     RecyclingConfig,
     SuffixConfig,
 )
+from workers.adaptive_window import idle_rows_of
 from workers.drafters.auto import AutoDrafter
 from workers.drafters.base import Drafter
 from workers.drafters.draft_cache import DraftCache
@@ -37,9 +38,6 @@ from workers.native.build import NativeUnavailable
 from workers.ptp.adapter import Adapter, load_adapter
 
 logger = logging.getLogger(__name__)
-
-IDLE_ROWS = {"cpu": 16, "cuda": 128}
-"""Rows of a step beside which the reading of weights takes longer, by device type: so many branches may take."""
 
 
 def adapter_of(config: DecodingConfig, target: LoadedModel) -> Adapter | None:
@@ -105,5 +103,5 @@ def _ptp(config: PTPConfig, target: LoadedModel, engine: EngineConfig, runner: M
         return PTPDrafter(adapter, own_runner, draft.max_context, own_cache=cache)
     assert runner.adapter is not None
     branches = (config.branches or BRANCHES) if config.is_one_pass else 0
-    idle_rows = IDLE_ROWS.get(runner.device.type, IDLE_ROWS["cpu"]) if config.branches is None else None
+    idle_rows = idle_rows_of(runner.device) if config.branches is None else None
     return PTPDrafter(runner.adapter, runner, target.max_context, branches=branches, idle_rows=idle_rows)
