@@ -30,3 +30,4 @@ bench branch --contestants autoregressive,ptp "${with[@]}" --set decoding.branch
 bench branches --contestants autoregressive,ptp,auto "${with[@]}" --set decoding.branches=3
 bench serial --contestants autoregressive,ptp "${with[@]}" --set decoding.mode=serial
 bench without --contestants autoregressive,auto
+python infra/trials/ptp_modes.py builtin:smollm2-135m $adapter $domain/bench.parquet
