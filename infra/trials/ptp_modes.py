@@ -14,7 +14,7 @@ import torch
 
 from pipeline.adapter_config import read_adapter_config
 from pipeline.config import EngineConfig, ModelConfig, SamplingConfig
-from pipeline.decoding_config import AutoConfig, AutoregressiveConfig, DecodingConfig, PTPConfig
+from pipeline.decoding_config import AutoregressiveConfig, DecodingConfig, PTPConfig
 from workers.engine import Engine, Request
 from workers.model_loading import load_model
 
@@ -33,7 +33,7 @@ def main(model: str, adapter: str, prompts: str, rounds: str = "3") -> None:
         requests.append(Request(row["id"], tuple(ids), sampling))
     decodings: dict[str, DecodingConfig] = {"plain": AutoregressiveConfig()}
     decodings |= {f"one pass, {n} branches": PTPConfig(adapter=adapter, branches=n) for n in (1, 2, 3)}
-    decodings |= {"serial": PTPConfig(adapter=adapter, mode="serial"), "auto": AutoConfig(adapter=adapter)}
+    decodings["serial"] = PTPConfig(adapter=adapter, mode="serial")
     engines = {name: Engine(loaded, EngineConfig(max_sequences=1), config) for name, config in decodings.items()}
     seconds, steps = dict.fromkeys(engines, 0.0), dict.fromkeys(engines, 0)
     outputs = {}
