@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The experiments of docs/ptp.md, a, b, d and e: ptp_experiments.sh
-# Some three hours on two cores. Everything goes to out/ptp; what is done there already is not done again.
+# Some four hours, most of it of one core. Everything goes to out/ptp; what is done there already is not done again.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 export PATH="$PWD/.venv/bin:$PATH"
