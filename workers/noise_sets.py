@@ -23,8 +23,8 @@ from collections.abc import Sequence as Seq
 from torch import Tensor
 
 from workers.planned_block import PlannedBlock
-from workers.randomness import key_of_set, streams, uniforms
-from workers.sampling import Picks, pick
+from workers.randomness import key_of_set, uniforms
+from workers.sampling import Picks, noise_of, pick
 
 
 def sets_of_rows(sampled: Seq[PlannedBlock], logits_SV: Tensor, *, compiled: bool) -> list[int]:
@@ -58,7 +58,7 @@ def _choices(rows: Seq[tuple[PlannedBlock, int]], logits_NV: Tensor, *, compiled
     sets = range(kind.noise_sets)
     keys = [key_of_set(item.sequence.noise, index) for item, _ in rows for index in sets]
     indices = [index for _, index in rows for _ in sets]
-    stream_NM = streams(keys, indices, logits_NV.device)
+    stream_NM = noise_of(keys, indices, logits_NV, compiled=compiled)
     picks = pick(logits_NV.repeat_interleave(len(sets), 0), kind, stream_NM, compiled=compiled)
     distance_NM, _ = distances_from_middle(picks, stream_NM)
     return [int(best) for best in distance_NM.view(-1, len(sets)).argmin(-1).tolist()]

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from pipeline.config import SamplingConfig
 from workers.native import sampling as native
-from workers.randomness import gumbels, uniforms
+from workers.randomness import NoiseKey, gumbels, streams, uniforms
 
 _TIE_ROOM = 64
 """Candidates taken beyond top-k so that tokens that tie with the k-th are seen."""
@@ -176,6 +176,13 @@ def pick_at(adapted: Adapted, u_R: Tensor) -> Picks:
     high_R1 = cdf_RK.gather(1, column_R1)
     low_R1 = torch.where(column_R1 > 0, cdf_RK.gather(1, (column_R1 - 1).clamp(min=0)), 0.0)
     return Picks(adapted.token_ids(column_R1[:, 0]), low_R1[:, 0], high_R1[:, 0])
+
+
+def noise_of(keys: list[NoiseKey], token_indices: list[int], logits_RV: Tensor, *, compiled: bool = True) -> Tensor:
+    """The noise streams `[R]` of rows that are to be picked from these logits (`randomness.streams`)."""
+    if compiled and native.serves(logits_RV):
+        return native.noise_streams(keys, token_indices)
+    return streams(keys, token_indices, logits_RV.device)
 
 
 def pick(logits_RV: Tensor, params: SamplingConfig, stream_R: Tensor, *, compiled: bool = True) -> Picks:

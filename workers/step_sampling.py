@@ -17,8 +17,8 @@ from pipeline.config import SamplingConfig
 from workers.native import sampling as native
 from workers.noise_sets import sets_of_rows
 from workers.planned_block import PlannedBlock
-from workers.randomness import NoiseKey, key_of_set, streams
-from workers.sampling import Picks, RowHistory, penalize, pick, widened
+from workers.randomness import key_of_set
+from workers.sampling import Picks, RowHistory, noise_of, penalize, pick, widened
 from workers.sequence import Sequence
 
 Candidates = tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]]
@@ -67,17 +67,11 @@ def _picked(sampled: Seq[PlannedBlock], logits_SV: Tensor, kind: SamplingConfig,
     keys = [item.sequence.noise for item in sampled for _ in item.block.sampled]
     indices = [index for item in sampled for index in item.token_indices]
     if not kind.chooses_noise:
-        return pick(logits_SV, kind, _streams(keys, indices, logits_SV, compiled=compiled), compiled=compiled)
+        return pick(logits_SV, kind, noise_of(keys, indices, logits_SV, compiled=compiled), compiled=compiled)
     sets = sets_of_rows(sampled, logits_SV, compiled=compiled)
     keys = [key_of_set(key, chosen) for key, chosen in zip(keys, sets, strict=True)]
-    picks = pick(logits_SV, kind, _streams(keys, indices, logits_SV, compiled=compiled), compiled=compiled)
+    picks = pick(logits_SV, kind, noise_of(keys, indices, logits_SV, compiled=compiled), compiled=compiled)
     return replace(picks, sets=tuple(sets))
-
-
-def _streams(keys: list[NoiseKey], indices: list[int], logits_SV: Tensor, *, compiled: bool) -> Tensor:
-    if compiled and native.serves(logits_SV):
-        return native.noise_streams(keys, indices)
-    return streams(keys, indices, logits_SV.device)
 
 
 def _penalized(sampled: Seq[PlannedBlock], logits_SV: Tensor, params: SamplingConfig) -> Tensor:

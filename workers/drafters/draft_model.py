@@ -22,8 +22,7 @@ from workers.drafters.growth import Buckets, Claim, grade_chain, likely_chain
 from workers.kv_cache import Slot
 from workers.model_loading import LoadedModel, load_model
 from workers.model_runner import ModelRunner
-from workers.randomness import streams
-from workers.sampling import pick, widened
+from workers.sampling import noise_of, pick, widened
 
 
 @dataclass(slots=True)
@@ -135,7 +134,7 @@ class DraftModelDrafter:
         """What the target would pick from these logits (penalties aside), and how likely that is."""
         indices = [len(context.tokens) - context.prompt_length + len(sample.chain) for context, sample in items]
         noise = [context.noise_at(index) for (context, _), index in zip(items, indices, strict=True)]
-        token_C = pick(logits_CV, sampling, streams(noise, indices, logits_CV.device)).token_R
+        token_C = pick(logits_CV, sampling, noise_of(noise, indices, logits_CV)).token_R
         probs_CV = (logits_CV / (sampling.temperature or 1.0)).softmax(-1)
         return token_C.tolist(), probs_CV.gather(1, token_C[:, None])[:, 0].tolist()
 

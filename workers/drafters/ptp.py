@@ -30,8 +30,8 @@ from workers.drafters.slot_inputs import SlotInputs
 from workers.kv_cache import Slot
 from workers.model_runner import ModelRunner
 from workers.ptp.adapter import Adapter
-from workers.randomness import NoiseKey, streams
-from workers.sampling import pick
+from workers.randomness import NoiseKey
+from workers.sampling import noise_of, pick
 from workers.step_sampling import top_candidates
 
 logger = logging.getLogger(__name__)
@@ -211,7 +211,7 @@ class PTPDrafter:
 
     def _picked(self, windows: Sequence[Window], logits_RV: Tensor, first: int) -> Iterator[tuple[int, float]]:
         """What the noise picks from categorical slots, and how likely that was."""
-        stream_R = streams(*_flat(window.streams(first, window.slots) for window in windows), logits_RV.device)
+        stream_R = noise_of(*_flat(window.streams(first, window.slots) for window in windows), logits_RV)
         kinds = [window.context.sampling for window in windows for _ in range(first, window.slots)]
         guesses: list[tuple[int, float]] = [(0, 0.0)] * len(kinds)
         for kind in dict.fromkeys(kinds):

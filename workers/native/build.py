@@ -59,6 +59,13 @@ def load_kernels(source: Path | None = None, needs: tuple[str, ...] = AVX512) ->
         raise NativeUnavailable(f"the compiled kernels cannot be loaded: {error}") from error
 
 
+def keeping_the_lock(library: ctypes.CDLL) -> ctypes.PyDLL:
+    """The same functions for calls that keep the interpreter's lock: to let go of it and to wait for it again would
+    take longer than a short one.
+    """
+    return ctypes.PyDLL(library._name, handle=library._handle)
+
+
 def _build(compiler: str, features: frozenset[str], source: Path) -> Path:
     """The library in the cache folder, made by whichever process comes first."""
     try:

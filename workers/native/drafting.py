@@ -6,7 +6,7 @@ import ctypes
 import functools
 from ctypes import c_char_p, c_double, c_int64, c_void_p
 
-from workers.native.build import DRAFTING_SOURCE, load_kernels
+from workers.native.build import DRAFTING_SOURCE, keeping_the_lock, load_kernels
 
 _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
     "drafter_new": (c_void_p, [c_int64, c_int64]),
@@ -20,13 +20,11 @@ _SIGNATURES: dict[str, tuple[type | None, list[type]]] = {
 
 @functools.cache
 def library() -> ctypes.PyDLL:
-    """The functions of `drafting.cpp`. They keep the interpreter's lock: to let go of it and to wait for it again would
-    take longer than most of them.
+    """The functions of `drafting.cpp`.
 
     Raises NativeUnavailable where they cannot be compiled.
     """
-    built = load_kernels(DRAFTING_SOURCE, needs=())
-    functions = ctypes.PyDLL(built._name, handle=built._handle)
+    functions = keeping_the_lock(load_kernels(DRAFTING_SOURCE, needs=()))
     for name, (result, arguments) in _SIGNATURES.items():
         function = getattr(functions, name)
         function.restype, function.argtypes = result, arguments
